@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/schema.py.
 
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -26,7 +26,8 @@ CREATE TABLE messages (
     discovered_at INTEGER NOT NULL,
     processed_at INTEGER,                      -- completed or failed
     retry_count INTEGER DEFAULT 0,
-    last_error TEXT
+    last_error TEXT,
+    last_error_code TEXT                       -- failed: a code of refusals, docs/formats/ledger.md
 );
 -- What is not at its end. A query must repeat this condition word for word to use it.
 CREATE INDEX messages_open ON messages (id)
@@ -53,6 +54,7 @@ CREATE TABLE deliveries (
     answer_text TEXT,                          -- the first line of what it says
     obligation TEXT,                           -- 'open' | 'answered' | 'given_up'; NULL: none
     reminders INTEGER NOT NULL DEFAULT 0,      -- how often its recipient was reminded
+    discarded_at INTEGER,                      -- dead: its dead letter was discarded
     PRIMARY KEY (message_id, recipient)
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_open ON deliveries (due_at) WHERE state IN ('held', 'staged');
@@ -97,6 +99,7 @@ CREATE TABLE rejections (
     reason TEXT NOT NULL,
     nack_id TEXT NOT NULL,                     -- the answer in the agent's inbox
     at INTEGER NOT NULL,
+    code TEXT,                                 -- of the refusal
     PRIMARY KEY (agent, file_name, inode, mtime_ns)
 ) WITHOUT ROWID;
 
@@ -240,6 +243,13 @@ WHEN NEW.reminders > OLD.reminders BEGIN
         NEW.message_id, NEW.recipient, 'reminded',
         (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
+CREATE TRIGGER deliveries_discarded AFTER UPDATE OF discarded_at ON deliveries
+WHEN NEW.discarded_at IS NOT NULL AND OLD.discarded_at IS NULL BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, new_status, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, 'discarded',
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
 CREATE TRIGGER offers_added AFTER INSERT ON offers BEGIN
     INSERT INTO audit_log (at, message_id, recipient, new_status, attempt, who) VALUES (
         CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
@@ -290,11 +300,12 @@ END;
 -- What was sent and what was delivered, in the columns of messages.
 CREATE VIEW all_messages AS
 SELECT id, message_id, agent_name, direction, file_path, file_size, file_mtime_ns, file_inode,
-       checksum, status, message_type, target, discovered_at, processed_at, retry_count, last_error
+       checksum, status, message_type, target, discovered_at, processed_at, retry_count, last_error,
+       last_error_code
 FROM messages
 UNION ALL
 SELECT m.id, m.message_id, d.recipient, 'inbox',
        'agents/' || d.recipient || '/inbox/' || m.message_id || '.msg',
        m.file_size, m.file_mtime_ns, NULL, m.checksum, d.state, m.message_type, d.recipient,
-       d.staged_at, d.written_at, d.attempt - 1, d.last_error
+       d.staged_at, d.written_at, d.attempt - 1, d.last_error, NULL
 FROM deliveries AS d JOIN messages AS m USING (message_id);

@@ -253,7 +253,10 @@ class Box:
 
     def row(self, message_id: str) -> dict[str, Any]:
         """One row of messages."""
-        names = ("status", "last_error", "file_path", "retry_count", "target", "message_type")
+        names = (
+            *("status", "last_error", "last_error_code", "file_path", "retry_count", "target"),
+            "message_type",
+        )
         (found,) = self.sql(
             f"SELECT {', '.join(names)} FROM messages WHERE message_id = ?", message_id
         )

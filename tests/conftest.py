@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from relay.base.discovery import HOME_VARIABLE
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from relay.journal.plan import TierPolicy
 from relay.ledger.ledger import Ledger
 from tests.box import HOMES, Box, MakeBox
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    """The tests that share a session of Spark are first, one process each; then slow ones."""
+    """Tests with a shared session or relay are first, one process each; then slow ones."""
     marks = {mark.name for mark in item.iter_markers()}
     return 0 if "xdist_group" in marks else 1 if "slow" in marks else 2
 

@@ -61,8 +61,8 @@ def relay_anew(*arguments: str, home: Path, stdin: str = "") -> subprocess.Compl
 
 
 def earlier_home(kind: str, folder: Path) -> Path:
-    """A home that the code before schema 3 left, put into ``folder``: stopped or killed."""
-    with tarfile.open(PROJECT / "tests" / "fixtures" / "homes" / f"schema-v2-{kind}.tar.xz") as tar:
+    """A home that a relay of schema 5 left, put into ``folder``: stopped or killed."""
+    with tarfile.open(PROJECT / "tests" / "fixtures" / "homes" / f"schema-v5-{kind}.tar.xz") as tar:
         tar.extraction_filter = lambda member, _: member  # our own file; 3.11.2 asks for none
         tar.extractall(folder)
     (home,) = folder.glob("home-*")

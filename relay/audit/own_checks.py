@@ -16,22 +16,24 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit.inputs import JOURNAL_CACHED, NOT_CACHED, Inputs
+from relay.audit.header import ERROR, SEVERITY, WARNING, Header, read_header
+from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
-from relay.audit.jobs.job import ERROR, WARNING, Tables, Written
+from relay.audit.jobs.job import Tables, Written
+from relay.audit.jobs.statements import views_lock
+from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import TEXT, TEXTS, always, conform, formats, maybe, results
-from relay.audit.sources.acomm_query import MESSAGE_SECTIONS
+from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
 from relay.base.discovery import Found
@@ -55,20 +57,10 @@ ROW = StructType(
 )
 NAMED = ("message_id", "agent", "route", "path")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_KEY = re.compile(r"(severity|advice)\s*:\s*(.*)")
 _LINE = re.compile(r"\bline (\d+),? pos")
 _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
+_KEPT = re.compile(r"\b(?:store_\w+|journal)\b", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"(?:\s|--.*$|/\*[\s\S]*?\*/|\()*([^\s(]*)", re.MULTILINE)
-_views_lock = threading.Lock()  # jobs of a run have one session, and its views
-
-
-class OwnCheck(NamedTuple):
-    """The content of a file."""
-
-    description: str
-    severity: str
-    advice: str
-    sql: str
 
 
 def select(home: str, folder: str | None, names: Sequence[str]) -> list[AuditJob]:
@@ -129,37 +121,19 @@ def _job(name: str, path: str, problem: str) -> AuditJob:
     try:
         if problem:
             raise UnsafePath(problem)
-        check = read_check(path)
+        header, sql = read_check(path)
     except (RelayError, OSError) as exc:
         reason = getattr(exc, "strerror", None) or str(exc)
-        return _make_job(name, path, f"cannot run: {reason}", "", partial(_refuse, reason))
-    make = partial(_make, name, check.sql)
-    found = partial(_findings, name, check.severity)
-    return _make_job(name, path, check.description, check.advice, make, found)
+        header, make = Header(f"cannot run: {reason}", {}), partial(_refuse, reason)
+        return AuditJob(name, header, {name: ROW}, make, partial(_count, name), source=path)
+    found = partial(_findings, name, header.value(SEVERITY))
+    made = partial(_make, name, sql)
+    job = AuditJob(name, header, {name: ROW}, made, partial(_count, name), found, source=path)
+    return replace(job, reads_kept=_KEPT.search(_COMMENT.sub("", sql)) is not None)
 
 
-def _make_job(
-    name: str,
-    path: str,
-    description: str,
-    advice: str,
-    make: Callable[[Inputs], Tables],
-    findings: Callable[[Tables, datetime], DataFrame] | None = None,
-) -> AuditJob:
-    return AuditJob(
-        name,
-        description,
-        {name: ROW},
-        make,
-        partial(_count, name),
-        findings,
-        source=path,
-        advice=advice,
-    )
-
-
-def read_check(path: str) -> OwnCheck:
-    """Read a file: the comments at its beginning, and its SELECT.
+def read_check(path: str) -> tuple[Header, str]:
+    """Read a file: its header, and all of it.
 
     Errors: RelayError when it is not a check, or not a file of this user alone; OSError.
     """
@@ -173,29 +147,15 @@ def read_check(path: str) -> OwnCheck:
         sql = data.decode()
     except UnicodeDecodeError as exc:
         raise RelayError("not UTF-8 text") from exc
-    header = _header(sql)
-    severity = header.get("severity", "")
+    header = read_header(sql)
+    severity = header.value(SEVERITY)
     if severity not in (ERROR, WARNING):
         raise RelayError(f"severity: expected {ERROR} or {WARNING}, got {severity or 'nothing'}")
     match = _FIRST_WORD.match(sql)
     first = match[1] if match else ""
     if first.upper() not in ("SELECT", "WITH"):
         raise RelayError(f"expected a SELECT, got {first or 'nothing'}")
-    return OwnCheck(header.get("", stem), severity, header.get("advice", ""), sql)
-
-
-def _header(sql: str) -> dict[str, str]:
-    """Parse the comments before the SELECT; the first one without a key is under ""."""
-    header: dict[str, str] = {}
-    for line in sql.splitlines():
-        if not line.startswith("--"):
-            break
-        text = line.lstrip("-").strip()
-        match = _KEY.fullmatch(text)
-        key, value = (match[1], match[2]) if match else ("", text)
-        if value:
-            header.setdefault(key, value)
-    return header
+    return header._replace(title=header.title or stem), sql
 
 
 def _refuse(reason: str, inputs: Inputs) -> Tables:
@@ -226,7 +186,7 @@ def _query(sql: str, inputs: Inputs) -> DataFrame:
     """
     code = _COMMENT.sub("", sql)
     text = sql.rstrip().removesuffix(";")
-    with _views_lock:
+    with views_lock:
         made = []
         try:
             for name, make in VIEWS.items():
@@ -258,21 +218,20 @@ def _ledger(table: str, inputs: Inputs, code: str) -> DataFrame:
 
 
 def _store(section: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
-    rare = [name for name in schema.names if name in NOT_CACHED]
+    rare = [name for name in schema.names if name in NOT_IN_LAKE]
     return inputs.store(section, *_columns(schema.names, rare, code))
 
 
 def _journal(inputs: Inputs, code: str) -> DataFrame:
-    every = formats.JOURNAL.names
-    rare = [name for name in every if name not in JOURNAL_CACHED]
-    return inputs.journal(*_columns(every, rare, code))
+    names = [name for name in formats.JOURNAL.names if _names(code, name)]
+    return inputs.journal(*(formats.JOURNAL.names if "*" in code else names))
 
 
 def _result(job: str, table: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
     path = os.path.join(inputs.results, table)
     if not os.path.isdir(path):
         raise RelayError(f"{RESULT}{table} needs the job {job} in the same run, without an error")
-    return inputs.spark.read.schema(schema).parquet(path)
+    return read_parquet(inputs.spark, schema, path)
 
 
 View = Callable[[Inputs, str], DataFrame]  # from the SQL, which tells rare columns

@@ -11,20 +11,27 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyarrow import parquet
 from pyarrow.dataset import dataset
 from pyspark.sql import DataFrame, SparkSession
 
-from relay.audit import cluster, jobs, own_checks
+from relay.audit import cluster, jobs, own_checks, unused
+from relay.audit.header import ERROR, WARNING
 from relay.audit.inputs import Inputs
-from relay.audit.jobs import AuditJob, integrity
-from relay.audit.jobs.job import ASCENDING, ERROR, WARNING, count_by, first_rows
+from relay.audit.jobs import JOBS, AuditJob
+from relay.audit.jobs.job import ASCENDING, count_by, first_rows
+from relay.audit.lake_tables import read_parquet
 from relay.audit.output import FINDINGS, OutFolder, out_folder
+from relay.audit.schemas import arrow_table
+from relay.audit.schemas.results import FINDING
 from relay.audit.session import (
     DEFAULT_MASTER,
     end_jvm,
@@ -47,12 +54,13 @@ SNAPSHOT = "taking a snapshot of ledger and store"
 STARTING = "starting Spark"
 WRITING = "writing the report"
 
+INTEGRITY, DAYS = "integrity", "integrity_days"  # the job that knows damaged files, its days
 SHOWN_FINDINGS = 20
 SHOWN_FIELDS = ("severity", "check", "message_id", "agent", "route", "path")
 AT_ONCE = 3  # jobs
 OWN_LIMIT_S = 600  # for an own check
 CANCEL_S = 10  # for a query to end; then its Spark is ended
-DAMAGE_HINT = "put a copy from a backup in its place, or read the rest with --permissive"
+DAMAGE_HINT = "put a copy from a backup in its place; without --strict the rest is read"
 
 
 class ProgressListener:
@@ -84,7 +92,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     grace_s: float = DEFAULT_GRACE_S
     recent_days: float = DEFAULT_RECENT_DAYS
     compare: str | None = None  # --out of an earlier run, for the hashes of its days
-    permissive: bool = False  # damaged files are skipped, and found by integrity
+    strict: bool = False  # a job that reads a damaged file fails; else the rest is read
+    lake: str | None = None  # None: in the folder of the run, and removed with it
     checks: str | None = None  # folder of own checks beside those of the home
 
 
@@ -95,7 +104,8 @@ def run_audit(
 
     A session that is active is used, and left running. Errors: RelayError for an unknown job,
     for a home without ledger or store, when Spark does not start, and when OUT cannot be
-    written. A damaged file is the error of the jobs that read it.
+    written. Of a damaged file what can be read is, and the report names what is lost; when
+    ``strict``, it is the error of the jobs that read it.
     """
     listener = listener or ProgressListener()
     wanted = _wanted(request)
@@ -107,29 +117,19 @@ def run_audit(
         with out_folder(os.path.abspath(out)) as written:
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
-            listener.step_started(STARTING)
-            settings = settings_for(snapshot.size)
-            with session(request.master, conf=settings) as spark:
-                with explained():
-                    read = [home, *_external_folders(snapshot)]
-                    cluster.require_shared(spark.sparkContext, read, [folder, written.path])
-
-                def inputs_of(spark: SparkSession) -> Inputs:
-                    return Inputs(
-                        spark,
-                        snapshot,
-                        shared=len(wanted) > 1,
-                        earlier=request.compare,
-                        permissive=request.permissive,
-                        results=written.tables,
-                    )
-
-                def renewed(old: Inputs) -> Inputs:
-                    return inputs_of(restarted(old.spark, request.master, settings))
-
-                inputs = inputs_of(spark)
-                reports, examples = _run_jobs(wanted, inputs, renewed, written, listener)
-            report = _report(snapshot, request, reports)
+            examples = {job.name: Examples() for job in wanted}
+            made = None
+            is_plain = request.compare is None and request.lake is None
+            if is_plain and not any(job.source for job in wanted):
+                made = unused.tables_of(snapshot)
+            lost: list[str] = []
+            if made is not None:
+                reports = _write_unused(wanted, snapshot, made, written, listener, examples)
+            else:
+                reports, lost = _run_on_spark(
+                    wanted, request, snapshot, written, listener, examples
+                )
+            report = _report(snapshot, request, reports, lost)
             if request.out is not None:
                 listener.step_started(WRITING)
                 written.publish(report)
@@ -138,13 +138,72 @@ def run_audit(
     return report, examples
 
 
+def _write_unused(
+    wanted: list[AuditJob],
+    snapshot: HomeSnapshot,
+    made: Mapping[str, pa.Table],
+    out: OutFolder,
+    listener: ProgressListener,
+    examples: Mapping[str, Examples],
+) -> dict[str, JobReport]:
+    """Write the tables of a home that has seen nothing; there are no findings."""
+    reports = {}
+    for job in wanted:
+        listener.job_started(job.name, len(wanted))
+        reports[job.name] = _run_job(
+            job,
+            snapshot,
+            out.tables,
+            partial(_compute_unused, job, made, out.tables, examples[job.name]),
+        )
+        listener.job_finished(reports[job.name], examples[job.name])
+    return reports
+
+
+def _run_on_spark(
+    wanted: list[AuditJob],
+    request: RunRequest,
+    snapshot: HomeSnapshot,
+    out: OutFolder,
+    listener: ProgressListener,
+    examples: Mapping[str, Examples],
+) -> tuple[dict[str, JobReport], list[str]]:
+    """Run the jobs in a session; their reports, and what could not be read, a line each."""
+    listener.step_started(STARTING)
+    settings = settings_for(snapshot.size)
+    with session(request.master, conf=settings) as spark:
+        with explained():
+            read = [snapshot.home, *_external_folders(snapshot)]
+            cluster.require_shared(spark.sparkContext, read, [snapshot.folder, out.path])
+
+        every: list[Inputs] = []  # of each session: one that ended is followed by another
+
+        def inputs_of(spark: SparkSession) -> Inputs:
+            made = Inputs(
+                spark,
+                snapshot,
+                lake=request.lake,
+                earlier=request.compare,
+                strict=request.strict,
+                results=out.tables,
+            )
+            every.append(made)
+            return made
+
+        def renewed(old: Inputs) -> Inputs:
+            return inputs_of(restarted(old.spark, request.master, settings))
+
+        reports = _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
+        extracted = [] if request.strict else [one for one in every if one.is_extracted]
+        # When strict it is the error of a job.
+        return reports, extracted[0].lost if extracted else []
+
+
 def _wanted(request: RunRequest) -> list[AuditJob]:
-    """Choose the jobs; skipped files must be found by ``integrity``. Errors: RelayError."""
+    """Choose the jobs. Errors: RelayError for an unknown one."""
     names = tuple(name for name in request.jobs if not own_checks.is_own(name))
     wanted = jobs.select(names) if names or not request.jobs else []
     wanted += own_checks.select(os.path.abspath(request.home), request.checks, request.jobs)
-    if request.permissive and integrity.JOB not in wanted:
-        wanted.append(integrity.JOB)
     return wanted
 
 
@@ -152,16 +211,16 @@ def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
     """Check ``--compare`` before Spark starts. Errors: RelayError."""
     if folder is None:
         return
-    if integrity.JOB not in wanted:
+    if JOBS[INTEGRITY] not in wanted:
         raise RelayError(
-            f"--compare needs the job {integrity.NAME}",
-            hint=f"add {integrity.NAME} to {' '.join(job.name for job in wanted)}",
+            f"--compare needs the job {INTEGRITY}",
+            hint=f"add {INTEGRITY} to {' '.join(job.name for job in wanted)}",
         )
-    path = os.path.join(folder, integrity.DAYS)
+    path = os.path.join(folder, DAYS)
     if not os.path.isdir(path):
         raise RelayError(
             f"there is no {path} to compare with",
-            hint=f"--compare expects the --out folder of a run with the job {integrity.NAME}",
+            hint=f"--compare expects the --out folder of a run with the job {INTEGRITY}",
         )
 
 
@@ -178,20 +237,21 @@ def _run_jobs(
     renewed: Callable[[Inputs], Inputs],
     out: OutFolder,
     listener: ProgressListener,
-) -> tuple[dict[str, JobReport], dict[str, Examples]]:
+    examples: Mapping[str, Examples],
+) -> dict[str, JobReport]:
     """Run the jobs, some at once: while one is planned, on one core, another is computed.
 
     Own checks are last, since they may read what the others wrote, and one at a time: what ends
     Spark is then known. Verdicts are reported as they come, returned in the order of ``wanted``.
     """
-    examples = {job.name: Examples() for job in wanted}
     reports: dict[str, JobReport] = {}
 
     def run(job: AuditJob, inputs: Inputs) -> JobReport:
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
         listener.job_started(job.name, len(wanted))
-        return _run_job(job, inputs, out.tables, examples[job.name])
+        compute = partial(_compute, job, inputs, out.tables, examples[job.name])
+        return _run_job(job, inputs.snapshot, out.tables, compute)
 
     def finish(report: JobReport) -> None:
         reports[report.name] = report
@@ -215,7 +275,7 @@ def _run_jobs(
             finish(report)
     finally:  # after an interrupt the caller ends Spark, and the jobs with it
         pool.shutdown(wait=False, cancel_futures=True)
-    return {name: reports[name] for name in examples}, examples
+    return {name: reports[name] for name in examples}
 
 
 def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> JobReport:
@@ -233,20 +293,22 @@ def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> 
     return report
 
 
-def _run_job(job: AuditJob, inputs: Inputs, out: str, examples: Examples) -> JobReport:
+def _run_job(
+    job: AuditJob, snapshot: HomeSnapshot, out: str, compute: Callable[[JobReport], None]
+) -> JobReport:
     report = _empty_report(job)
     began = time.monotonic()
     try:
         with explained():
-            _compute(inputs.spark, job, inputs, out, report, examples)
+            compute(report)
     except RelayError as exc:
         hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
         report = _empty_report(job)
-        report.error, report.hint = inputs.snapshot.original_paths(str(exc)), hint
+        report.error, report.hint = snapshot.original_paths(str(exc)), hint
     except OSError as exc:  # a full disk, or a file in place of a folder
         error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
         report = _empty_report(job)
-        report.error = inputs.snapshot.original_paths(error)
+        report.error = snapshot.original_paths(error)
     if report.error:
         if job.source:
             report.error = f"{job.source}: {report.error}"
@@ -260,26 +322,20 @@ def _empty_report(job: AuditJob) -> JobReport:
     """Make a report; that of an own check has what else only its file says."""
     if not job.source:
         return JobReport(job.name)
-    return JobReport(job.name, description=job.description, advice=job.advice)
+    header = job.header
+    return JobReport(job.name, description=header.title, advice=header.value("advice"))
 
 
 def _compute(
-    spark: SparkSession,
-    job: AuditJob,
-    inputs: Inputs,
-    out: str,
-    report: JobReport,
-    examples: Examples,
+    job: AuditJob, inputs: Inputs, out: str, examples: Examples, report: JobReport
 ) -> None:
+    spark = inputs.spark
     tables = {
         name: _write_table(spark, frame, os.path.join(out, name))
         for name, frame in job.make(inputs).items()
     }
-    report.tables = list(tables)
-    written = {name: dataset(os.path.join(out, name), format="parquet") for name in tables}
-    report.counts = job.counts(written)
-    if job.shown is not None:
-        examples.rows = job.shown(written)
+    _count(job, out, examples, report)
+    report.is_partial = bool(job.reads_kept and inputs.is_extracted and inputs.lost)
     if job.findings is None:
         return
     observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
@@ -293,6 +349,29 @@ def _compute(
     examples.findings = first_rows(found, order, SHOWN_FIELDS, SHOWN_FINDINGS)
 
 
+def _compute_unused(
+    job: AuditJob, made: Mapping[str, pa.Table], out: str, examples: Examples, report: JobReport
+) -> None:
+    tables = {os.path.join(out, name): made[name] for name in job.tables}
+    if job.findings is not None:
+        tables[os.path.join(out, _findings_of(job))] = arrow_table((), FINDING)
+    for path, table in tables.items():
+        os.makedirs(path, mode=0o700)
+        # Times as Spark writes them, so that all readers see the same.
+        file = os.path.join(path, "part-0.parquet")
+        parquet.write_table(table, file, use_deprecated_int96_timestamps=True)
+    _count(job, out, examples, report)
+
+
+def _count(job: AuditJob, out: str, examples: Examples, report: JobReport) -> None:
+    tables = list(job.tables)
+    report.tables = tables
+    written = {name: dataset(os.path.join(out, name), format="parquet") for name in tables}
+    report.counts = job.counts(written)
+    if job.shown is not None:
+        examples.rows = job.shown(written)
+
+
 def _findings_of(job: AuditJob) -> str:
     return os.path.join(FINDINGS, f"job={job.name}")
 
@@ -300,19 +379,24 @@ def _findings_of(job: AuditJob) -> str:
 def _write_table(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
     """Write the frame and read it back: it is computed once."""
     frame.write.mode("overwrite").parquet(path)
-    return spark.read.schema(frame.schema).parquet(path)
+    return read_parquet(spark, frame.schema, path)
 
 
-def _report(snapshot: HomeSnapshot, request: RunRequest, reports: dict[str, JobReport]) -> Report:
+def _report(
+    snapshot: HomeSnapshot,
+    request: RunRequest,
+    reports: dict[str, JobReport],
+    lost: Sequence[str],
+) -> Report:
     return Report(
         home=snapshot.home,
         snapshot_at=iso_time(snapshot.ledger.taken_ns),
         grace_s=request.grace_s,
         recent_days=request.recent_days,
-        permissive=request.permissive,
         store_files=[
             os.path.relpath(snapshot.original_paths(path), snapshot.home)
             for path in snapshot.store_files
         ],
         jobs=reports,
+        lost=[snapshot.original_paths(line) for line in lost],
     )

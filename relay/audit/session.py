@@ -14,10 +14,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -47,8 +49,6 @@ from relay.base.errors import RelayError
 
 DEFAULT_MASTER = "local[*]"
 START_HINT = f"{MEMORY_VARIABLE}=1g sets its memory, JAVA_HOME names another Java"
-NICE_VARIABLE = "AGENT_RELAY_AUDIT_NICE"
-NICE = 19  # of 19: a relay that delivers comes first, and the audit has the rest
 
 MAX_LOG_BYTES = 1 << 20  # of the end of the JVM's log
 END_TIMEOUT_S = 10  # for a JVM to exit after the request
@@ -113,17 +113,6 @@ exec {java} "$@"
 """
 
 
-def lower_priority() -> None:
-    """Let everything else on the machine go before this process, its JVM and its workers.
-
-    For commands: the priority is not raised again.
-    """
-    wanted = os.environ.get(NICE_VARIABLE, "")
-    nice = int(wanted) if wanted.isdecimal() else NICE
-    with contextlib.suppress(OSError):
-        os.nice(max(0, nice - os.nice(0)))
-
-
 # -- a session -----------------------------------------------------------------------------
 
 
@@ -141,6 +130,11 @@ def spark_session(
     spark = SparkSession.getActiveSession()
     if spark is None:
         folder = private_folder("spark")
+        if "," in folder:  # spark.local.dir is a list
+            raise RelayError(
+                f"expected a folder for temporary files without a comma, got {folder}",
+                hint="set TMPDIR to another one",
+            )
         atexit.register(end_jvm)  # before its folder is removed
         _prepare_environment(folder, master)
         settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
@@ -210,9 +204,17 @@ def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkS
 
 def stop(spark: SparkSession) -> None:
     """End the session and its JVM, whatever has become of them."""
-    with contextlib.suppress(PySparkException, Py4JError, OSError):
+    with _ending():
         spark.stop()
     end_jvm()
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Say nothing of a JVM that ends before it is told to: PySpark raises, or it warns."""
+    with warnings.catch_warnings(), contextlib.suppress(PySparkException, Py4JError, OSError):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
 
 
 # -- its JVM -------------------------------------------------------------------------------
@@ -223,16 +225,20 @@ class _Jvm:
 
     log: IO[bytes] | None = None
     starting = False
+    others: frozenset[int] = frozenset()  # children of this process before the start
     saved_log = ""  # the copy that an error names
 
     def end_half_started(self) -> None:
         """End a JVM that was being started when the user interrupted: nothing else knows of it."""
         if not self.starting:
             return
-        children = psutil.Process().children()
-        launched = [child for child in children if _is_spark(child)]
+        launched = [one for one in psutil.Process().children() if one.pid not in self.others]
         for child in launched:
-            child.kill()
+            try:
+                os.killpg(child.pid, signal.SIGKILL)  # a script, what it runs, at last the JVM
+            except ProcessLookupError:  # it was forked, and leads no group yet
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
         psutil.wait_procs(launched, END_TIMEOUT_S)
         self.starting = False
 
@@ -277,7 +283,7 @@ def end_jvm() -> None:
     log, _jvm.log = _jvm.log, None  # a job that fails from now on was ended on purpose
     context = SparkContext._active_spark_context
     if context is not None:  # when the JVM goes first, its server here prints a traceback
-        with contextlib.suppress(PySparkException, Py4JError, OSError):
+        with _ending():
             context.stop()
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
@@ -293,17 +299,11 @@ def end_jvm() -> None:
         log.close()
 
 
-def _is_spark(process: psutil.Process) -> bool:
-    try:
-        return any("spark" in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
-
-
 def _start(conf: SparkConf) -> SparkSession:
     log = _jvm.log or tempfile.TemporaryFile()
     try:
         # A JVM that an earlier session of this process started is used again.
+        _jvm.others = frozenset(child.pid for child in psutil.Process().children())
         _jvm.log, _jvm.starting = log, SparkContext._gateway is None
         gateway = SparkContext._gateway or launch_gateway(
             conf, {"stdout": log, "stderr": log, "start_new_session": True}

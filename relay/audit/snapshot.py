@@ -15,13 +15,12 @@ import contextlib
 import glob
 import os
 import shutil
-import sqlite3
 from typing import NamedTuple
 
 from relay.acomm import store_file
 from relay.acomm.store_file import encrypt
-from relay.audit.sources import journal_files, ledger_source
-from relay.audit.sources.ledger_source import LedgerSnapshot
+from relay.audit.sources import journal_files
+from relay.audit.sources.ledger_rows import LedgerSnapshot, take_snapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import load
@@ -30,12 +29,12 @@ from relay.base.errors import (
     FormatError,
     HomeMissing,
     KeyFileError,
-    LedgerError,
     RelayError,
     SealedStore,
 )
 from relay.base.home import JOURNAL, LEDGER, LOCK, STORE, Home
 from relay.daemon.opening import open_store_readonly, store_key
+from relay.ledger.file import connect_readonly
 
 ARCHIVES = "store/archive/**/*.acomm"
 DAY_NS = 86_400 * NS_PER_S
@@ -102,9 +101,7 @@ def snapshot_home(
     if not os.path.isdir(home):
         raise HomeMissing(f"there is no relay home at {home}")
     _require_readable(home)
-    ledger = ledger_source.take_snapshot(
-        os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock
-    )
+    ledger = take_snapshot(os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock)
     files = _take_store(home, folder, clock)
     pattern = os.path.join(glob.escape(home), ARCHIVES)
     files += sorted(glob.glob(pattern, recursive=True))
@@ -182,11 +179,8 @@ def observed_until(home: str, ledger: LedgerSnapshot) -> int:
     """
     if _has_relay(home):
         return ledger.taken_ns
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{ledger.path}?mode=ro", uri=True)) as db:
-            rows = [db.execute(query).fetchone() for query in _LAST_ACTIVITY]
-    except sqlite3.Error as exc:
-        raise LedgerError(f"{ledger.path}: {exc}") from exc
+    with contextlib.closing(connect_readonly(ledger.path)) as db:
+        rows = [db.execute(query).fetchone() for query in _LAST_ACTIVITY]
     times = [row[0] for row in rows if row and row[0] is not None]
     return min(max(times, default=ledger.taken_ns), ledger.taken_ns)
 

@@ -26,6 +26,7 @@ class JobReport(msgspec.Struct):
     errors: int = 0  # findings by severity
     warnings: int = 0
     tables: list[str] = []  # the folders that it wrote
+    is_partial: bool = False  # what it reads was not read whole
     description: str = ""  # of an own check, and so is the advice
     advice: str = ""
 
@@ -41,7 +42,7 @@ class JobReport(msgspec.Struct):
             return f"could not run: {self.error}"
         if not self.errors + self.warnings:
             counts = ", ".join(format_count(name, count) for name, count in self.counts.items())
-            return f"OK ({counts or 'no data'})"
+            return f"{'not all read' if self.is_partial else 'OK'} ({counts or 'no data'})"
         return describe_findings(self.errors, self.warnings)
 
 
@@ -54,7 +55,7 @@ class Report(msgspec.Struct):
     recent_days: float  # earlier events are in the tables, not findings
     store_files: list[str]
     jobs: dict[str, JobReport]
-    permissive: bool = False  # damaged files were skipped: integrity names them
+    lost: list[str] = []  # what of store and journal could not be read, a line each
     findings: int = 0
     exit_code: int = EXIT_OK
 
@@ -62,7 +63,7 @@ class Report(msgspec.Struct):
         """Derive total and exit code from the jobs."""
         self.findings = sum(job.errors + job.warnings for job in self.jobs.values())
         self.exit_code = EXIT_FINDINGS if self.findings else EXIT_OK
-        if any(job.error is not None for job in self.jobs.values()):
+        if self.lost or any(job.error is not None for job in self.jobs.values()):
             self.exit_code = EXIT_FAILED
 
 

@@ -45,8 +45,8 @@ def temporary_folder(purpose: str) -> Iterator[str]:
 
 def _remove_orphans(parent: str) -> None:
     """Remove folders of killed audits: the copy of a ledger may have gigabytes."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(parent):
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
             is_one = entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)
             if is_one and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_unless_held(entry.path)

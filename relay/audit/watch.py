@@ -2,14 +2,15 @@
 
     CHECKPOINT/watch.json          whose checkpoint it is
     CHECKPOINT/lock                held by the watch that has it
-    CHECKPOINT/query/              Spark's own: which offsets each batch has, which are done
-    CHECKPOINT/totals/{batch}.json the counts up to and with a batch
+    CHECKPOINT/position.json       the batches that are done, and the one that is being made
     OUT/watch.json, OUT/lock       whose events they are
     OUT/events/batch={batch}/      the events of a batch, as Parquet
 
-A batch has its offsets before it begins and keeps them when it is repeated after a crash. Its
-files are named by its number and replaced then: so no event is counted, or kept, twice, and none
-is left out. A line may be printed again, with the same numbers.
+A batch has its offsets in ``position.json`` before it begins and keeps them when it is repeated
+after a crash. Its file is named by its number and replaced then: so no event is counted, or kept,
+twice, and none is left out. A line may be printed again, with the same numbers. Before an offset
+is kept what was read up to there is synced, so that a power cut takes nothing back that was
+counted. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -17,38 +18,45 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import logging
 import os
+import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+import pyarrow.parquet as pq
 
-from relay.audit.session import explained, session
+from relay.audit import lake_columns
+from relay.audit.lake import FolderLake
 from relay.audit.sources import journal_files
-from relay.audit.sources.journal_files import ReadSettings, SegmentPart, read_segment
+from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS
+from relay.audit.sources.journal_files import (
+    ReadSettings,
+    SegmentPart,
+    StreamPlan,
+    gap_rows,
+    read_segment,
+)
 from relay.base import fsio
-from relay.base.errors import HomeMissing, RelayError
+from relay.base.errors import HomeMissing, JournalError, JournalPruned, RelayError
 from relay.base.home import JOURNAL
+from relay.journal.segment import segment_path
 
-# One core: it runs all day, beside the relay.
-MASTER = "local[1]"
-CONF = {"spark.sql.shuffle.partitions": "1"}
 DEFAULT_INTERVAL_S = 5.0
-MAX_RECORDS = 200_000  # a batch: the first look at a long journal comes in pieces
+MAX_RECORDS = 50_000  # a batch, about: the first look at a long journal comes in pieces
 SHOWN_FINDINGS = 20
+POSITION = "position.json"
 STATE_VARIABLE = "XDG_STATE_HOME"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # unless ignored, as below nohup
-_KEPT_TOTALS = 10
-_POLL_S = 0.3
-_STOP_S = 10.0  # time for a running batch when the watch ends
+NEW_CHECKPOINT = "begin with a new checkpoint: it starts at the first remaining record"
+
+Offsets = dict[str, int]  # stream -> logical offset behind the last record that was read
 
 
 class WatchRequest(msgspec.Struct, frozen=True):
@@ -72,8 +80,14 @@ class WatchedBatch(msgspec.Struct, frozen=True):
     more_findings: int = 0  # than are shown
 
 
-class _Totals(msgspec.Struct):
+class _Position(msgspec.Struct, frozen=True):
+    """The position of a watch."""
+
+    batch: int = 0  # number of the next one
+    offsets: Offsets = {}  # behind all that is counted
     counts: dict[str, int] = {}
+    ends: Offsets | None = None  # of the next batch, once they are known
+    damaged: list[str] = []  # what could not be read when it was planned, and is told
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -81,52 +95,63 @@ class _Owner(msgspec.Struct, frozen=True):
 
     home: str
     checkpoint: str
+    id: str = ""  # of the checkpoint: one that is made anew counts from the beginning
 
 
-def _deliveries(state: str) -> Column:
-    """Count deliveries that entered a state."""
-    return F.sum(F.when(F.col("state") == state, F.coalesce(F.size("recipients"), F.lit(0))))
+_Kind = TypeVar("_Kind", _Position, _Owner)
 
-
-def _events(*names: str) -> Column:
-    return F.count_if(F.col("event").isin(*names))
-
-
-COUNTS: dict[str, Callable[[], Column]] = {
-    "events": lambda: F.count("sequence"),
-    "accepted": lambda: _events("MessageSent"),
-    "delivered": lambda: _deliveries("Delivered"),
-    "read": lambda: _deliveries("Received"),
-    "acked": lambda: _deliveries("Acknowledged"),
-    "again": lambda: _events("DeliveryTimed"),
-    "bounced": lambda: _deliveries("Bounced"),
-    "expired": lambda: _deliveries("Expired"),
-    "dead": lambda: _deliveries("Dead"),
-    "refused": lambda: _events("FileRefused"),
-    "starts": lambda: _events("Start"),
-    "lost": lambda: _events("Gap"),
+# What is counted -> the events, or the state that deliveries enter.
+EVENTS = {
+    "accepted": "MessageSent",
+    "again": "DeliveryTimed",
+    "refused": "FileRefused",
+    "starts": "Start",
+    "lost": "Gap",
 }
+STATES = {
+    "delivered": "Delivered",
+    "read": "Received",
+    "acked": "Acknowledged",
+    "bounced": "Bounced",
+    "expired": "Expired",
+    "dead": "Dead",
+}
+ENDED = ("Bounced", "Expired", "Dead")
+FINDING = [
+    *("event", "state", "offset", "end", "number", "relay_id"),
+    *("file_path", "sender", "recipients", "reason"),
+]
+COUNTS = (
+    *("events", "accepted", "delivered", "read", "acked", "again"),
+    *("bounced", "expired", "dead", "refused", "starts", "lost"),
+)
 
 
 def watch(request: WatchRequest, on_batch: Callable[[WatchedBatch], object]) -> dict[str, int]:
     """Follow a home's journal until a signal of ENDING, or once; the counts since the
     checkpoint began.
 
-    ``on_batch`` is called with each batch, from another thread. Damage is a gap, and a finding.
-    Errors: HomeMissing; RelayError for a checkpoint or OUT of another watch, and for a journal
-    that no longer goes back to the checkpoint.
+    ``on_batch`` is called with each batch. Damage is a gap, and a finding. Errors: HomeMissing;
+    RelayError for a checkpoint or OUT of another watch, for a journal that no longer goes back to
+    the checkpoint, and for records that are away, or sealed without the key.
     """
     home = os.path.abspath(request.home)
     if not os.path.isdir(os.path.join(home, JOURNAL)):
         raise HomeMissing(f"there is no relay home at {home}")
-    checkpoint = _checkpoint_of(request, home)
-    with _owned(checkpoint, request.out, home) as out:
-        batches = _BatchProcessor(home, checkpoint, out, on_batch)
-        with session(MASTER, "relay audit watch", CONF) as spark:
-            with explained(), _signals() as stop:
-                query = _start(spark, home, request, checkpoint, batches)
-                _follow(query, stop)
-        return batches.totals()
+    checkpoint = os.path.abspath(request.checkpoint or default_checkpoint(home))
+    with contextlib.ExitStack() as held, _signals() as stop:
+        out = _own(checkpoint, request.out, home, held)
+        following = _Watch(home, checkpoint, out)
+        last = following.ends() if request.once else None
+        while not stop.is_set():
+            batch = following.next(last)
+            if batch is not None:
+                if batch.counts:
+                    on_batch(batch)
+                following.finish()  # killed before, it is made and shown again
+            elif request.once or stop.wait(request.interval_s):
+                break
+        return following.position.counts
 
 
 def default_checkpoint(home: str) -> str:
@@ -136,26 +161,15 @@ def default_checkpoint(home: str) -> str:
     return os.path.join(state, "agent-relay", "watch", name)
 
 
-def _checkpoint_of(request: WatchRequest, home: str) -> str:
-    return os.path.abspath(request.checkpoint or default_checkpoint(home))
-
-
-@contextlib.contextmanager
-def _owned(checkpoint: str, out: str | None, home: str) -> Iterator[str | None]:
-    """Make, claim and lock the folders for the block; the absolute path of OUT."""
-    with contextlib.ExitStack() as held:
-        yield _own(checkpoint, out, home, held)
-
-
 def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack) -> str | None:
-    owner = _Owner(home, checkpoint)
+    """Make and claim the folders, and lock them as long as ``held``; the absolute path of OUT."""
     out = None if out is None else os.path.abspath(out)
     try:
-        for folder in filter(None, (checkpoint, os.path.join(checkpoint, "totals"), out)):
-            os.makedirs(folder, mode=0o700, exist_ok=True)  # private: they show who writes to whom
+        owner = _Owner(home, checkpoint, secrets.token_hex(8))
         for folder in dict.fromkeys(filter(None, (checkpoint, out))):
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # private: they show who writes to whom
             _lock(folder, held)
-            _claim(os.path.join(folder, "watch.json"), owner)
+            owner = _claim(os.path.join(folder, "watch.json"), owner, is_new=folder == checkpoint)
     except OSError as exc:
         taken = isinstance(exc, FileExistsError)
         why = "is not a folder" if taken else f"cannot be used: {exc.strerror}"
@@ -176,46 +190,44 @@ def _lock(folder: str, held: contextlib.ExitStack) -> None:
         ) from None
 
 
-def _claim(path: str, owner: _Owner) -> None:
-    """Errors: RelayError when the folder is another watch's."""
+def _claim(path: str, owner: _Owner, *, is_new: bool) -> _Owner:
+    """Claim a folder; ``is_new``: its id is the one that it has, if it has one.
+
+    Errors: RelayError when it is another watch's.
+    """
+    found = _read(path, _Owner)
+    if found is None:
+        fsio.write_atomic(path, msgspec.json.encode(owner))
+        return owner
+    if (found.home, found.checkpoint) != (owner.home, owner.checkpoint):
+        whose = f"the watch of {found.home} with the checkpoint {found.checkpoint}"
+    elif not is_new and found.id != owner.id:
+        whose = f"an earlier checkpoint at {found.checkpoint}"
+    else:
+        return found
+    raise RelayError(
+        f"{os.path.dirname(path)} belongs to {whose}",
+        hint="name another folder: --checkpoint, --out",
+    )
+
+
+def _read(path: str, kind: type[_Kind]) -> _Kind | None:
+    """Read a file of a watch; None where there is none. Errors: RelayError for a damaged one."""
     try:
         with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read(), type=_Owner)
+            return msgspec.json.decode(file.read(), type=kind)
     except FileNotFoundError:
-        fsio.write_atomic(path, msgspec.json.encode(owner))
-        return
+        return None
     except msgspec.DecodeError as exc:
         raise RelayError(f"{path} is damaged: {exc}", hint="name another folder") from exc
-    if found != owner:
-        raise RelayError(
-            f"{os.path.dirname(path)} belongs to the watch of {found.home}"
-            f" with the checkpoint {found.checkpoint}",
-            hint="name another folder: --checkpoint, --out",
-        )
-
-
-def _start(
-    spark: SparkSession, home: str, request: WatchRequest, checkpoint: str, batches: _BatchProcessor
-) -> StreamingQuery:
-    settings = journal_files.home_settings(home)
-    options = {"mode": "permissive", "max_records": str(MAX_RECORDS)}
-    options |= {"key_file": settings.key_file} if settings.key_file else {}
-    source = spark.readStream.format("aof2").options(**options)
-    writer = source.load(glob.escape(home)).writeStream.foreachBatch(batches.process)
-    writer = writer.option("checkpointLocation", os.path.join(checkpoint, "query"))
-    if request.once:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{request.interval_s} seconds").start()
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """Set an event on a signal. Spark's own handler would interrupt a batch."""
+    """Set an event on a signal: the batch that is being made ends first."""
     stop = threading.Event()
     handled = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in handled}
-    # py4j logs a traceback of a batch that fails because the query ends.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     try:
         yield stop
     finally:
@@ -223,137 +235,195 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(query: StreamingQuery, stop: threading.Event) -> None:
-    """Wait until the query ends, or is stopped; then let the running batch finish."""
-    while not query.awaitTermination(_POLL_S):
-        if stop.is_set():
-            break
-    waited = 0.0
-    while query.isActive and query.status["isTriggerActive"] and waited < _STOP_S:
-        query.awaitTermination(_POLL_S)
-        waited += _POLL_S
-    query.stop()
+class _Read(NamedTuple):
+    """New records, where they begin and end, and what could not be read."""
+
+    events: pa.Table
+    starts: Offsets
+    ends: Offsets
+    damaged: list[str]
 
 
-class _BatchProcessor:
-    """Processes batches; called by Spark, one at a time."""
+class _Watch:
+    """Makes one batch after another of a home's journal."""
 
-    def __init__(
-        self,
-        home: str,
-        checkpoint: str,
-        out: str | None,
-        on_batch: Callable[[WatchedBatch], object],
-    ) -> None:
+    def __init__(self, home: str, checkpoint: str, out: str | None) -> None:
         self._home = home
-        self._totals = os.path.join(checkpoint, "totals")
-        self._out = out
-        self._on_batch = on_batch
-
-    def process(self, frame: DataFrame, batch: int) -> None:
-        """Keep, count and report a batch."""
-        frame = frame.persist()
-        try:
-            if self._out is not None:
-                folder = os.path.join(self._out, "events", f"batch={batch}")
-                frame.write.mode("overwrite").parquet(folder)
-            row = frame.agg(
-                F.date_format(F.max("at"), "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("until"),
-                *[count().alias(name) for name, count in COUNTS.items()],
-            ).collect()[0]
-            found = findings(frame).limit(SHOWN_FINDINGS + 1).collect()
-            count = findings(frame).count() if len(found) > SHOWN_FINDINGS else len(found)
-        finally:
-            frame.unpersist()
-        counts = {name: row[name] for name in COUNTS if row[name]}
-        totals = self._add(batch, counts)
-        lines = self._named(found[:SHOWN_FINDINGS])
-        if counts:
-            self._on_batch(
-                WatchedBatch(batch, row["until"], counts, totals, lines, count - len(lines))
+        self._state = FolderLake(checkpoint)
+        self._out = None if out is None else FolderLake(out)
+        # Inode and mtime of each stream's folder: those of a restored one differ.
+        self._folders: dict[str, tuple[int, int]] = {}
+        known = _read(os.path.join(checkpoint, POSITION), _Position)
+        if known is None and os.path.exists(os.path.join(checkpoint, "query")):
+            raise RelayError(
+                f"{checkpoint} is of an earlier version of agent-relay; {NEW_CHECKPOINT}"
             )
+        self.position = self._after = known or _Position()
+        for stream in self.position.offsets.keys() - set(self._streams()):
+            raise self._is_ahead(stream, 0)
 
-    def _named(self, found: list[Row]) -> list[str]:
-        """Replace the engine's numbers in the lines by the relay's ids that are known."""
-        numbers = {int(row["number"]) for row in found if row["number"] is not None}
-        names = relay_ids(self._home, numbers) if numbers else {}
-        lines = []
-        for row in found:
-            name = names.get(int(row["number"])) if row["number"] is not None else None
-            called = f"message {row['number']}"
-            lines.append(row["line"].replace(called, name, 1) if name else row["line"])
-        return lines
+    def ends(self) -> Offsets:
+        """Return where the streams end now."""
+        return {one: journal_files.plan(one, strict=False).end for one in self._streams()}
 
-    def totals(self) -> dict[str, int]:
-        """Return the totals of all batches so far."""
-        return self._read(max(self._numbers(), default=-1))
+    def next(self, last: Offsets | None) -> WatchedBatch | None:
+        """Make the next batch; None when nothing is new, up to ``last``.
 
-    def _add(self, batch: int, counts: dict[str, int]) -> dict[str, int]:
-        """Store the totals up to this batch, made of the previous ones: repeatable."""
-        before = self._read(batch - 1)
-        both = {name: before.get(name, 0) + counts.get(name, 0) for name in COUNTS}
-        totals = {name: count for name, count in both.items() if count}
-        fsio.write_atomic(self._path(batch), msgspec.json.encode(_Totals(totals)))
-        for number in self._numbers():
-            if number <= batch - _KEPT_TOTALS:
-                os.unlink(self._path(number))
-        return totals
+        It counts once ``finish`` was called. Errors: JournalPruned for records that are gone;
+        RelayError for records that are away, sealed or of another journal, and for a full disk.
+        """
+        before = self.position
+        if before.ends is None:
+            read = self._read(self._plans(last), MAX_RECORDS)
+            if not read.events.num_rows:
+                return None
+            begun = read.starts | before.offsets
+            self._keep(msgspec.structs.replace(before, offsets=begun, ends=read.ends))
+        else:  # begun before, and not finished: the same records
+            read = self._read(self._plans(before.ends), None)
+        if self._out is not None:
+            sink = pa.BufferOutputStream()
+            pq.write_table(read.events, sink, compression="zstd")
+            path = f"events/batch={before.batch}/events.parquet"
+            self._out.write(path, sink.getvalue().to_pybytes())
+        counts = count(read.events)
+        both = Counter(before.counts) + Counter(counts)
+        totals = {name: both[name] for name in COUNTS if name in both}
+        offsets = self.position.offsets | read.ends
+        damaged = [*before.damaged, *read.damaged]
+        self._after = _Position(before.batch + 1, offsets, totals, None, damaged)
+        lines = findings(read.events, self._home)
+        more = max(len(lines) - SHOWN_FINDINGS, 0)
+        until, shown = _time_of(read.events), lines[:SHOWN_FINDINGS]
+        return WatchedBatch(before.batch, until, counts, totals, shown, more)
 
-    def _read(self, batch: int) -> dict[str, int]:
-        if batch < 0:
-            return {}
-        path = self._path(batch)
-        try:
-            with open(path, "rb") as file:
-                return msgspec.json.decode(file.read(), type=_Totals).counts
-        except (OSError, msgspec.DecodeError) as exc:
-            hint = "begin with a new checkpoint: --checkpoint"
-            raise RelayError(f"{path} cannot be read: {exc}", hint=hint) from exc
+    def finish(self) -> None:
+        """Count the batch that was made."""
+        self._keep(self._after)
 
-    def _numbers(self) -> list[int]:
-        names = (name.removesuffix(".json") for name in os.listdir(self._totals))
-        return [int(name) for name in names if name.isascii() and name.isdigit()]
+    def _keep(self, position: _Position) -> None:
+        self._state.write(POSITION, msgspec.json.encode(position))
+        self.position = position
 
-    def _path(self, batch: int) -> str:
-        return os.path.join(self._totals, f"{batch:020d}.json")
+    def _streams(self) -> list[str]:
+        return journal_files.find_streams([glob.escape(self._home)])
 
+    def _plans(self, ends: Offsets | None) -> Iterator[tuple[str, StreamPlan]]:
+        """Plan what is new in each stream; a later one is followed from its first record."""
+        known = self.position.offsets
+        for stream in self._streams() if ends is None else ends:
+            self._check_reached(stream)
+            end = None if ends is None else ends[stream]
+            plan = journal_files.plan(stream, known.get(stream, 0), end, strict=False)
+            if stream in known and known[stream] < plan.first:
+                raise JournalPruned(
+                    f"{stream}: the records from offset {known[stream]} to {plan.first} were"
+                    f" pruned before they were read; {NEW_CHECKPOINT}"
+                )
+            yield stream, plan
 
-def findings(events: DataFrame) -> DataFrame:
-    """Make a line for each event that a person should know: refused, given up, lost.
+    def _check_reached(self, stream: str) -> None:
+        """Check, once for each folder, that a stream reaches what was read of it.
 
-    Columns: offset, line, and number where the line calls a message by it.
-    """
-    message = F.coalesce(F.col("relay_id"), F.concat(F.lit("message "), F.col("number")))
-    recipients = F.concat_ws(", ", "recipients")
-    reason = F.coalesce(F.concat(F.lit(": "), F.col("reason")), F.lit(""))
-    ended = F.col("state").isin("Dead", "Bounced", "Expired")
-    line = (
-        F.when(
-            F.col("event") == "FileRefused",
-            F.concat(
-                F.lit("refused "),
-                F.coalesce("relay_id", "file_path"),
-                F.lit(" of "),
-                F.col("sender"),
-                reason,
-            ),
+        Errors: JournalError.
+        """
+        status = os.stat(stream)
+        folder = (status.st_ino, status.st_mtime_ns)
+        if self._folders.get(stream) != folder:
+            plan = journal_files.plan(stream, strict=False)
+            if self.position.offsets.get(stream, 0) > plan.end and not plan.damage:
+                raise self._is_ahead(stream, plan.end)
+            self._folders[stream] = folder
+
+    def _is_ahead(self, stream: str, end: int) -> JournalError:
+        return JournalError(
+            f"{stream}: the checkpoint is at offset {self.position.offsets[stream]}, but the"
+            f" journal ends at {end}: it is another one, or was restored; {NEW_CHECKPOINT}"
         )
-        .when(
-            F.col("event") == "Gap",
-            F.concat(F.lit("lost offsets "), F.col("offset"), F.lit(" to "), F.col("end"), reason),
-        )
-        .when(
-            ended, F.concat(F.lower("state"), F.lit(" "), message, F.lit(" > "), recipients, reason)
-        )
-    )
-    number = F.when(ended & F.col("relay_id").isNull(), F.col("number"))
-    lines = events.select("offset", number.alias("number"), line.alias("line"))
-    return lines.where("line is not null").orderBy("offset")
+
+    def _read(self, plans: Iterable[tuple[str, StreamPlan]], most: int | None) -> _Read:
+        """Read new records until there are ``most``, or a few more."""
+        found: list[pa.RecordBatch] = []
+        starts: Offsets = {}
+        ends: Offsets = {}
+        damaged: list[str] = []
+        where = journal_files.home_settings(self._home)  # it may have been changed meanwhile
+        for stream, plan in plans:
+            settings = ReadSettings({stream: where.objects}, where.key_file or None, True, True)
+            begin = self.position.offsets.get(stream, plan.first)
+            fresh = [one for one in plan.damage if one.reason not in self.position.damaged]
+            if fresh:
+                damaged += [one.reason for one in fresh]
+                found += gap_rows(fresh, lake_columns.JOURNAL)
+                starts[stream] = ends[stream] = begin
+            _sync(plan)
+            for segment in plan.segments:
+                for batch in read_segment(segment, lake_columns.JOURNAL, settings):
+                    found.append(batch)
+                    starts[stream], ends[stream] = begin, batch["end"][-1].as_py()
+                    if most is not None and sum(map(len, found)) >= most:
+                        return _Read(pa.Table.from_batches(found), starts, ends, damaged)
+        events = pa.Table.from_batches(found, lake_columns.JOURNAL)
+        return _Read(events, starts, ends, damaged)
+
+
+def _time_of(events: pa.Table) -> str:
+    """The time of the newest event, ISO 8601."""
+    seconds = pc.max(events["at"].cast(pa.int64())).as_py() or 0
+    at = datetime.fromtimestamp(min(seconds // MICROS, LAST_SECOND), UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _sync(plan: StreamPlan) -> None:
+    """See to it that everything before the end of a plan is on the disk."""
+    if plan.segments:
+        last = plan.segments[-1]
+        # One that has left Tier 0 was sealed, and synced with that.
+        with contextlib.suppress(FileNotFoundError):
+            path = segment_path(last.folder, last.segment_id)
+            fd = fsio.open_read(path)
+            try:
+                fsio.sync_data(fd, path)
+            finally:
+                os.close(fd)
+
+
+def count(events: pa.Table) -> dict[str, int]:
+    """Count events, and deliveries by the state that they enter; only what is there."""
+    kinds = Counter(events["event"].to_pylist())
+    states: Counter[str] = Counter()
+    sizes = pc.fill_null(pc.list_value_length(events["recipients"]), 0).to_pylist()
+    for state, size in zip(events["state"].to_pylist(), sizes, strict=True):
+        states[state] += size
+    counts = {"events": pc.count(events["sequence"]).as_py()}
+    counts |= {name: kinds[event] for name, event in EVENTS.items()}
+    counts |= {name: states[state] for name, state in STATES.items()}
+    return {name: counts[name] for name in COUNTS if counts[name]}
+
+
+def findings(events: pa.Table, home: str) -> list[str]:
+    """Make a line for each event that a person should know: refused, given up, lost."""
+    is_end = pc.is_in(events["state"], pa.array(ENDED))
+    is_other = pc.is_in(events["event"], pa.array(["FileRefused", "Gap"]))
+    rows = events.filter(pc.or_(is_end, is_other)).select(FINDING).to_pylist()
+    numbers = {int(row["number"]) for row in rows if not row["relay_id"] and row["number"]}
+    names = relay_ids(home, numbers) if numbers else {}
+    return [_line(row, names) for row in rows]
+
+
+def _line(row: dict[str, Any], names: Mapping[int, str]) -> str:
+    reason = f": {row['reason']}" if row["reason"] else ""
+    if row["event"] == "FileRefused":
+        return f"refused {row['relay_id'] or row['file_path']} of {row['sender']}{reason}"
+    if row["event"] == "Gap":
+        return f"lost offsets {row['offset']} to {row['end']}{reason}"
+    message = row["relay_id"] or names.get(row["number"]) or f"message {row['number']}"
+    return f"{row['state'].lower()} {message} > {', '.join(row['recipients'] or ())}{reason}"
 
 
 def format_batch(batch: WatchedBatch) -> str:
     """Format one batch for people."""
-    counts: list[Any] = [f"{name} {count:,}" for name, count in batch.counts.items()]
+    counts = [f"{name} {count:,}" for name, count in batch.counts.items()]
     return f"{batch.until}  {', '.join(counts)}"
 
 

@@ -246,6 +246,10 @@ class MessageError(RelayError):
         self.header = header
 
 
+class BodyTooLarge(MessageError):
+    """A body is larger than limits.max_body_bytes."""
+
+
 class FormatError(RelayError):
     """A binary file is not valid: file, offset, expected, found."""
 

@@ -1,6 +1,6 @@
-"""Security incidents: one kind for each thing that should not have been there.
+"""Codes of refusals, and kinds of security incidents: rows of ``security_events``.
 
-Rows of ``security_events``. An incident is written once, with the action taken, however often it
+An incident is written once, with the action taken, however often it
 is seen again. Of files refused for the same reason, the first of a minute is written, then a count.
 """
 
@@ -35,6 +35,36 @@ class IncidentKind(StrEnum):
     REPLY_LOOP = "reply_loop"  # agents answer each other without end; further messages wait
     STRAY_MESSAGE = "stray_message"  # in an inbox, and not delivered by the relay; left there
     UNSIGNED = "unsigned"  # without a signature although one is required; refused
+
+
+class RefusalCode(StrEnum):
+    """Why a file is refused, beside the sentence; docs/formats/ledger.md has the same list."""
+
+    ANSWERS_NOTHING = "answers_nothing"  # RE or THREAD names nothing that awaits this answer
+    ATTACHMENT = "attachment"  # it is missing, too large, unsafe, or has other content
+    BAD_NAME = "bad_name"  # the file's name is not that of a message
+    BAD_SIGNATURE = "bad_signature"  # not by the registered key, or changed after signing
+    CHANNEL = "channel"  # there is none of this name, or its state or rules do not allow it
+    CHECKSUM = "checksum"  # CHECKSUM is not the body's
+    DISAPPEARED = "file_disappeared"  # its file left the outbox while no relay ran
+    EXPIRED = "expired"  # its TTL passed before it could be delivered
+    FAULT = "fault"  # a bug in the relay
+    ID_TAKEN = "id_taken"  # another message has its id
+    MALFORMED = "malformed"  # a rule of the format
+    NO_RECIPIENT = "no_recipient"  # TO names nobody that there is
+    RECIPIENT_AWAY = "recipient_away"  # its recipient was retired, or terminated
+    TO_ITSELF = "to_itself"  # its sender is its recipient
+    TOO_LARGE = "too_large"  # larger than limits.max_body_bytes
+    UNSAFE_FILE = "unsafe_file"  # a link, FIFO, directory, device, or another user's
+    UNSENT = "unsent"  # left in .pending
+    UNSIGNED = "unsigned"  # without a signature, or a key, although one is required
+
+
+class Refusal(NamedTuple):
+    """Why a file is not delivered: a code for programs, a sentence for its sender."""
+
+    code: str  # a RefusalCode; empty where it is not known
+    reason: str
 
 
 class Incident(NamedTuple):

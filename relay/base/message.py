@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.base.clock import duration_ms, later_time
-from relay.base.errors import MessageError
+from relay.base.errors import BodyTooLarge, MessageError
 from relay.base.names import (
     AGENT_NAME,
     CHECKSUM,
@@ -162,7 +162,7 @@ def parse(
             file=file,
         )
     if len(body) > max_body_bytes:
-        raise MessageError(
+        raise BodyTooLarge(
             f"the body is {len(body)} bytes, at most {max_body_bytes}; put it into an attachment",
             file=file,
         )

@@ -92,11 +92,6 @@ _REASONED = frozenset(
 OWING = ("command", "query")
 
 
-_SINCE_SCHEMA_3: Fields = dict.fromkeys(
-    ("read_how", "answer_id", "answer_text", "obligation", "reminders")
-)
-
-
 _SHOWN = (
     "SELECT message_id, recipient FROM offers WHERE state = 'offered' "
     "AND message_id IN (SELECT value FROM json_each(?))"
@@ -106,26 +101,20 @@ _SHOWN = (
 def read_deliveries(db: sqlite3.Connection, which: str, *values: object) -> list[Fields]:
     """The deliveries of a ledger that meet a condition, with ``is_shown``, by recipient.
 
-    ``is_shown``: a session was shown it, and has not seen it yet; never in an earlier schema.
+    ``is_shown``: a session was shown it, and has not seen it yet.
     """
     query = f"SELECT * FROM deliveries WHERE {which} ORDER BY message_id, recipient"
     import json
 
-    found = [delivery_fields(row) for row in db.execute(query, values)]
+    found: list[Fields] = [dict(row) for row in db.execute(query, values)]
     unread = json.dumps([one["message_id"] for one in found if one["state"] == "written"])
-    is_there = "SELECT 1 FROM sqlite_master WHERE name = 'offers'"
-    if unread == "[]" or not db.execute(is_there).fetchone():
+    if unread == "[]":
         return found
     shown = {(row[0], row[1]) for row in db.execute(_SHOWN, (unread,))}
     return [
         {**one, "is_shown": True} if (one["message_id"], one["recipient"]) in shown else one
         for one in found
     ]
-
-
-def delivery_fields(row: sqlite3.Row) -> Fields:
-    """A delivery's row by column name; columns that an earlier schema lacks are None."""
-    return {**_SINCE_SCHEMA_3, **dict(zip(row.keys(), row, strict=True))}
 
 
 def outcome_of(delivery: Fields) -> Outcome:
@@ -273,7 +262,7 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
     """
     outcome = summary(row, deliveries)
     if outcome == Outcome.REFUSED:
-        return refused(row["last_error"])
+        return refused(row["last_error"], row["last_error_code"])
     if len(deliveries) != 1:
         return {"outcome": outcome, "status": outcome}
     (one,) = deliveries
@@ -309,10 +298,10 @@ def _due(delivery: Fields, status: str, due_at: int | None, now_ns: int) -> str:
     return f"overdue {elapsed(now_ns - due_at)}{reminders_text(delivery)}, {status}"
 
 
-def refused(reason: str | None) -> dict[str, Any]:
+def refused(reason: str | None, code: str | None) -> dict[str, Any]:
     """The same of what the relay refused."""
     status = _with_reason(Outcome.REFUSED, reason)
-    return {"outcome": str(Outcome.REFUSED), "status": status, "reason": reason}
+    return {"outcome": str(Outcome.REFUSED), "status": status, "reason": reason, "code": code}
 
 
 def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:

@@ -14,14 +14,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import click
 import msgspec
 
-from relay.audit.digest import REFUSED, Counts, Digest, Reason, make_digest
+from relay.audit import lower_priority
 from relay.base import fsio
 from relay.base.clock import Clock, elapsed, local_time
 from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
@@ -33,15 +33,16 @@ from relay.cli.common import (
     duration,
     echo_json,
     open_home,
-    plural,
     root_of,
     sanitize,
     with_iso_times,
 )
+from relay.cli.digest_lines import Line, digest_lines
 from relay.cli.tables import colour, cut, screen_columns, wide_option
-from relay.views.ids import short_ids
+from relay.views.digest import make_digest
 
 # Packages of the extra, by import name.
+EXTRACT_NEEDS = ("pyarrow", "adbc_driver_sqlite")
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
 
 MAX_GRACE_S = 366 * 86_400  # a year
@@ -49,11 +50,9 @@ RESEND_S = 0.05  # after a finalizer that swallowed a signal
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # plus the signal's number, as in shells
 DAY_S = 86_400
+SHOWN_LOST = 20  # lines
 MAX_DAYS = 36_525  # a century: nanoseconds still fit into 64 bits
-MOST_NAMED = 3  # agents, and reasons, in a line; others are counted
-MOST_TEXT = 60  # characters of a reason
 LABEL = 10  # columns
-Line = tuple[str, str]  # label, text
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -77,11 +76,25 @@ Examples:
   relay audit run own --checks checks
   relay audit run --json | jq '.jobs.reconcile.counts'"""
 
+EXTRACT_EXAMPLES = """\b
+Examples:
+  relay audit extract --lake lake
+  relay audit extract --lake s3://bucket/lake --json
+  relay audit extract --homes '/srv/*/relay' --lake lake"""
+
 WATCH_EXAMPLES = """\b
 Examples:
   relay audit watch
   relay audit watch --once --checkpoint state --out events
   relay audit watch --json | jq .totals.accepted"""
+
+
+def _not_empty(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse the value of an unset variable."""
+    if value == "":
+        text = "it is empty: expected the name of a directory"
+        raise click.BadParameter(text, ctx, parameter)
+    return value
 
 
 @click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
@@ -108,7 +121,7 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     from relay.audit.jobs import JOBS
 
     for job in (*JOBS.values(), *own_checks.find(root_of(context, home)).values()):
-        text = sanitize(f"{job.name:<13} {job.description}") or ""
+        text = sanitize(f"{job.name:<13} {job.header.title}") or ""
         columns = screen_columns()
         click.echo(click.wrap_text(text, columns, "", " " * 14) if columns else text)
 
@@ -137,15 +150,21 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     help="--out of an earlier run: a day that has changed since is a finding.",
 )
 @click.option(
-    "--permissive",
+    "--strict",
     is_flag=True,
-    help="Skip damaged files and read the rest; the job integrity runs, and names them.",
+    help="A job that needs a damaged file does not run; else the rest is read, and it is named.",
 )
 @click.option(
     "--checks",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
     help="Run your own checks in DIR/*.sql as well, see docs/audit.md.",
+)
+@click.option(
+    "--lake",
+    metavar="DIR",
+    callback=_not_empty,
+    help="Keep what is read in this lake: the next run reads, and verifies, only what is new.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 def run(
@@ -160,11 +179,10 @@ def run(
 
     Checks of your own, audit.d/NAME.sql in the home, are jobs named own.NAME; `own` is all of them.
     The home is not changed, and a running relay is not blocked. Exits 0 without findings, 3 with
-    findings, 1 when a job could not run.
+    findings, 1 when a job could not run, or something could not be read.
     """
     _require_extra()
     from relay.audit.run import RunRequest, run_audit, to_json
-    from relay.audit.session import lower_priority
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -179,7 +197,70 @@ def run(
         click.echo(json_visible(to_json(report).decode()))
     elif out is not None:
         click.echo(f"{os.path.join(out, 'report.html')}, and the tables beside it")
+    for line in report.lost[:SHOWN_LOST]:
+        click.echo(sanitize(f"not read: {line}"), err=True)
+    if report.lost:
+        more = len(report.lost) - SHOWN_LOST
+        others = f"and {more:,} more, which --json names; " if more > 0 else ""
+        click.echo(f"{others}the rest was read; put copies from a backup in their place", err=True)
     context.exit(report.exit_code)
+
+
+@command(of=audit, epilog=EXTRACT_EXAMPLES)
+@click.option(
+    "--lake",
+    "url",
+    metavar="DIR|s3://…",
+    required=True,
+    callback=_not_empty,
+    help="The lake's folder.",
+)
+@click.option("--homes", metavar="FILE|GLOB", help="Several homes: a file with one a line, a glob.")
+@click.option("--name", metavar="NAME", help="Name of the home in the lake; its machine and path.")
+@click.option("--strict", is_flag=True, help="Stop at a damaged file; the lake stays as it was.")
+def extract(
+    context: click.Context,
+    home: str | None,
+    url: str,
+    homes: str | None,
+    name: str | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Bring the Parquet files of a home in a lake up to date.
+
+    What the lake has is not read again. Queries of the lake need no relay: docs/audit.md has its
+    tables. A damaged file is named, and the rest is read; then it exits with 1.
+    """
+    _require_extra(EXTRACT_NEEDS)
+    from relay.audit.extract import extract as bring
+    from relay.audit.extract import homes_in
+
+    if homes is not None and (home is not None or name is not None):
+        raise click.UsageError("--homes goes without --home and --name")
+    roots = homes_in(homes) if homes is not None else [root_of(context, home)]
+    lower_priority()
+    damaged = False
+    with exit_on_signal("the extract was interrupted; the lake is as it was"), _never_exit_3():
+        for root in roots:
+            try:
+                done = bring(root, url, Clock(), name=name or "", strict=strict)
+            except RelayError as exc:
+                if homes is None:
+                    raise
+                damaged = True  # and the next home is read
+                said = f"{root}: {exc}" + (f"; {exc.hint}" if exc.hint else "")
+                click.echo(f"relay: {sanitize(said)}", err=True)
+                continue
+            if as_json:
+                click.echo(json_visible(msgspec.json.encode(done).decode()))
+            else:
+                click.echo(sanitize(str(done)))
+            for line in done.problems:
+                damaged = True
+                click.echo(f"relay: {sanitize(line)}", err=True)
+    if damaged:
+        context.exit(EXIT_FAILED)
 
 
 @audit.command("report", epilog="\b\nExample:\n  relay audit report audits/today")
@@ -208,8 +289,13 @@ def _never_exit_3() -> Iterator[None]:
 
 
 @command(of=audit, epilog=WATCH_EXAMPLES)
-@click.option("--checkpoint", metavar="DIR", help="Folder for the position in the journal.")
-@click.option("--out", metavar="DIR", help="Write the events as Parquet here.")
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    callback=_not_empty,
+    help="Folder for the position in the journal.",
+)
+@click.option("--out", metavar="DIR", callback=_not_empty, help="Write the events as Parquet here.")
 @click.option("--once", is_flag=True, help="Exit when all present events were read.")
 @click.option(
     "--interval",
@@ -232,8 +318,7 @@ def watch(
     A new watch continues where the last one ended, so each event is counted once. The checkpoint
     is below $XDG_STATE_HOME unless --checkpoint names another folder. Ctrl-C ends it.
     """
-    _require_extra()
-    from relay.audit.session import lower_priority
+    _require_extra(EXTRACT_NEEDS)
     from relay.audit.watch import WatchedBatch, WatchRequest, format_batch
     from relay.audit.watch import watch as follow
 
@@ -255,9 +340,9 @@ def watch(
     click.echo(f"In all: {counted or 'nothing yet'}", err=True)
 
 
-def _require_extra() -> None:
+def _require_extra(needed: Sequence[str] | None = None) -> None:
     """Errors: RelayError when a package of the extra is not installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed or NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise RelayError(
             f"audits need {', '.join(missing)}",
@@ -381,114 +466,3 @@ def _page(title: str, lines: list[Line]) -> bytes:
     ]
     page = PAGE.format(title=html.escape(visible(title)), rows="\n".join(rows))
     return page.encode("utf-8", "replace")
-
-
-def digest_lines(made: Digest) -> list[Line]:
-    """Return the lines below the title: label and text, which is not escaped yet."""
-    return [
-        ("worked", _worked(made)),
-        ("asked", _asked(made.counts)),
-        *_given_up(made),
-        *_open(made),
-        ("slowest", _slowest(made)),
-        ("dead", _reasons(made.counts.ended, made.ended)),
-        ("refused", _reasons(made.counts.refused, made.refused)),
-        ("changed", _changed(made)),
-        *_agents(made),
-    ]
-
-
-def _worked(made: Digest) -> str:
-    sent = [f"{name} {count:,}" for name, count in made.worked.items() if count]
-    quiet = [name for name, count in made.worked.items() if not count]
-    parts = [f"sent: {_first(sent)}"] if sent else []
-    parts += [f"read only: {_first(quiet)}"] if quiet else []
-    return "; ".join([f"{len(made.worked)} of {plural(made.agents, 'agent')}", *parts])
-
-
-def _first(names: list[str]) -> str:
-    """Join the first names; the others are counted."""
-    left = len(names) - MOST_NAMED
-    more = [f"{left:,} more"] if left > 0 else []
-    return ", ".join([*names[:MOST_NAMED], *more])
-
-
-def _asked(counts: Counts) -> str:
-    outcomes = {
-        "answered": counts.answered,
-        "failed": counts.failed,
-        "open": counts.unanswered,
-        "given up": counts.given_up,
-    }
-    told = ", ".join(f"{count:,} {word}" for word, count in outcomes.items() if count)
-    what = "command or query" if counts.asked == 1 else "commands and queries"
-    return f"{counts.asked:,} {what}{': ' if told else ''}{told}"
-
-
-def _given_up(made: Digest) -> list[Line]:
-    """Name the last ones that nobody answered: what became of them is in their traces."""
-    short = short_ids(one.message_id for one in made.given_up)
-    told = [f"{one.agent} > {one.recipient} {short[one.message_id]}" for one in made.given_up]
-    left = made.counts.given_up - len(told)
-    told += [f"{left:,} more"] if left else []
-    return [("given up", ", ".join(told))] if told else []
-
-
-def _open(made: Digest) -> list[Line]:
-    """Return a line for each of the longest waiting answers, the first with the numbers."""
-    numbers = f"{plural(made.open_answers, 'answer')} owed, {made.unread:,} unread"
-    numbers += f", {made.held:,} not delivered yet" if made.held else ""
-    short = short_ids(one.message_id for one in made.open)
-    lines = [("open", numbers)]
-    for one in made.open:
-        late = made.until_at - one.due_at if one.due_at is not None else 0
-        overdue = f", overdue {elapsed(late)}" if late > 0 else ""
-        age = elapsed(made.until_at - one.asked_at)
-        owed = f"{one.recipient} owes {one.agent} an answer for {age}{overdue}"
-        lines.append(("", f"{short[one.message_id]} {owed}"))
-    return lines
-
-
-def _slowest(made: Digest) -> str:
-    short = short_ids(one.message_id for one in made.slowest)
-    slow = [
-        f"{_milliseconds(one.inbox_ms)} {one.agent} > {one.recipient} {short[one.message_id]}"
-        for one in made.slowest
-    ]
-    return ", ".join(slow) or "no deliveries"
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
-
-
-def _reasons(total: int, reasons: list[Reason]) -> str:
-    told = []
-    for one in reasons[:MOST_NAMED]:
-        outcome = "" if one.outcome == REFUSED else f" {one.outcome}"  # the label says it
-        reason = sanitize(" ".join(one.reason.split()), MOST_TEXT)
-        told.append(f"{one.agent} {one.count:,}{outcome} ({reason})")
-    left = total - sum(one.count for one in reasons[:MOST_NAMED])
-    told += [f"{left:,} more"] if left else []
-    return f"{total:,}: {', '.join(told)}" if told else "none"
-
-
-def _changed(made: Digest) -> str:
-    """Compare the numbers with those of as much time before."""
-    now, before = made.counts, made.before
-    if before is None:
-        span = elapsed(made.until_at - made.since_at)
-        return f"nothing to compare with: the ledger does not have the {span} before"
-    numbers = {
-        "asked": (now.asked, before.asked),
-        "dead": (now.ended, before.ended),
-        "refused": (now.refused, before.refused),
-    }
-    told = [f"{name} {new:,} ({old:,})" for name, (new, old) in numbers.items()]
-    return ", ".join([f"sent {now.messages:,} (was {before.messages:,})", *told])
-
-
-def _agents(made: Digest) -> list[Line]:
-    told = [f"{name} joined" for name in made.joined]
-    told += [f"{name} is {status}" for name, status in made.left.items()]
-    return [("agents", _first(told))] if told else []

@@ -94,7 +94,7 @@ def print_job(job: JobReport, examples: Examples, *, brief: bool) -> None:
         left_out = job.errors + job.warnings - len(examples.findings)
         if left_out:
             click.echo(f"  and {left_out:,} more; --out keeps them all")
-    state = "error" if job.errors else "warning" if job.warnings else "ok"
+    state = "error" if job.errors else "warning" if job.warnings or job.is_partial else "ok"
     name, _, outcome = str(sanitize(job.verdict)).partition(": ")
     click.echo(f"{click.style(name, bold=True)}: {click.style(outcome, fg=STATES[state])}")
     if not brief or examples.findings:

@@ -26,7 +26,8 @@ from relay.views.names import agent_not_found, channel_not_found
 from relay.views.store import read_store
 
 if TYPE_CHECKING:
-    from relay.engine import Channel, Engine
+    from relay.acomm.model import Channel
+    from relay.engine.engine import Engine
 
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(

@@ -215,11 +215,11 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> int:
 
 def _facts(home: Home) -> dict[str, Any]:
     """Collect the status from the ledger, the process and the relay itself."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
     gone = unclean_stop(home)
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
         alerts = find_alerts(home, db, time.time_ns())

@@ -1,15 +1,16 @@
-"""``relay inbox`` and ``relay unread``: the messages that wait in inboxes."""
+"""``relay inbox``: the messages that wait in an inbox, listed or taken."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.base.clock import elapsed, iso_time, ttl_note
+from relay.base.clock import iso_time, ttl_note
 from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, MessageError, UnsafePath
 from relay.base.home import Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
@@ -21,53 +22,34 @@ from relay.cli.common import (
     complete_agents,
     echo_body,
     echo_received,
-    print_rows,
     printing_taken,
     root_of,
     root_to_take_from,
     sanitize,
 )
+from relay.cli.listing import print_messages
 from relay.cli.request import open_agent, require_mailbox
 from relay.cli.show import attachment_line
 from relay.cli.tables import limit_option, wide_option
 from relay.reach.strays import undelivered_notes
-from relay.views.ids import short_ids
 from relay.views.message import size_of
+from relay.views.messages import became_of
 
 if TYPE_CHECKING:
     from agent_sdk import Received
 
 
-class Waiting(NamedTuple):
-    """A message in an inbox."""
+def waiting(home: Home, agent: str) -> Iterator[dict[str, Any]]:
+    """Yield the messages in an inbox as rows of `relay list`, by priority, then age.
 
-    id: str
-    agent: str
-    since_ns: int  # when the relay wrote it there
-    message: MessageFile
-
-    def facts(self) -> dict[str, Any]:
-        """Collect the facts that the commands print."""
-        return {
-            "id": self.id,
-            "agent": self.agent,
-            "from": self.message.headers.get("FROM"),
-            "kind": str(self.message.kind),
-            "delivered_at": iso_time(self.since_ns),
-            "first_line": self.message.body.decode().split("\n", 1)[0],
-        }
-
-
-def waiting(home: Home, agent: str) -> Iterator[Waiting]:
-    """Yield the messages in an inbox; files that are not messages are reported on stderr."""
+    Files that are not messages are reported on stderr.
+    """
     from relay.base import fsio
 
     limit = DEFAULT_MAX_BODY_BYTES + (1 << 14)
-    with home.dirs() as dirs:
-        try:
-            folder = dirs.get("agents", agent, "inbox")
-        except FileNotFoundError:
-            return
+    rows: list[dict[str, Any]] = []
+    with home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
+        folder = dirs.get("agents", agent, "inbox")
         for name in sorted(os.listdir(folder)):
             if not name.endswith(MSG_SUFFIX):
                 continue
@@ -79,7 +61,32 @@ def waiting(home: Home, agent: str) -> Iterator[Waiting]:
             except (MessageError, UnsafePath) as exc:
                 click.echo(f"relay: {exc}", err=True)
                 continue
-            yield Waiting(name.removesuffix(MSG_SUFFIX), agent, status.st_mtime_ns, message)
+            number = name.removesuffix(MSG_SUFFIX)
+            rows.append(_row(number, agent, message, status.st_mtime_ns))
+    known = became_of(home, agent, [row["id"] for row in rows])
+    yield from (row | known.get(row["id"], {}) for row in sorted(rows, key=itemgetter("priority")))
+
+
+def _row(number: str, agent: str, message: MessageFile, at_ns: int) -> dict[str, Any]:
+    """A row of `relay list` of what a file says, delivered at ``at_ns``."""
+    headers = message.headers
+    return {
+        "at": iso_time(at_ns)[:19] + "Z",
+        "id": number,
+        **dict.fromkeys(("number", "type", "outcome", "reason", "code", "due_at")),
+        "from": headers.get("FROM"),
+        "to": agent,
+        "recipients": [agent],
+        "channel": headers.get("CHANNEL"),
+        "kind": str(message.kind),
+        "priority": message.priority,
+        "topic": headers.get("TOPIC"),
+        "thread": headers.get("THREAD"),
+        "re": headers.get("RE"),
+        "status": "delivered",
+        "reminders": 0,
+        "content": message.body.decode(errors="replace"),
+    }
 
 
 @command(
@@ -155,29 +162,15 @@ def _list(root: str, agent: str, sender: str | None, limit: int, wide: bool, as_
     """List the inbox by priority, then age, without changing it."""
     require_mailbox(root, agent)
     with Home(root) as home:
-        found = sorted(waiting(home, agent), key=lambda one: one.message.priority)
-    rows = [one.facts() for one in found if sender in (None, one.message.headers.get("FROM"))]
-    total, rows = len(rows), rows[:limit]
+        found = [row for row in waiting(home, agent) if sender in (None, row["from"])]
+    rows = found[:limit]
     marked = undelivered_notes(root, agent, [row["id"] for row in rows])
-    short, now_ns = short_ids(row["id"] for row in rows), time.time_ns()
-    ages = {one.id: elapsed(now_ns - one.since_ns) for one in found}
     for row in rows:
         row["delivered"] = None if marked is None else row["id"] not in marked
-    header = ("ID", "FROM", "KIND", "AGE", *(["NOTE"] if marked else []), "CONTENT")
-    print_rows(
-        rows,
-        header,
-        lambda row: (
-            *(short[row["id"]], row["from"], row["kind"], ages[row["id"]]),
-            *([marked.get(row["id"])] if marked else []),
-            row["first_line"],
-        ),
-        as_json=as_json,
-        nothing=f"no messages for {agent}",
-        wide=wide,
-    )
-    if total > limit and not as_json:
-        click.echo(f"{limit} of {total}; --limit {total} shows all", err=True)
+        row["status"] = (marked or {}).get(row["id"], row["status"])
+    print_messages(rows, as_json=as_json, wide=wide, nothing=f"no messages for {agent}")
+    if len(found) > limit and not as_json:
+        click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)
 
 
 def _show(message: Received, as_json: bool, root: str, agent: str) -> None:

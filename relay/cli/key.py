@@ -67,10 +67,10 @@ def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
 
     If none is registered, the one in its meta.json, which is registered with its next message.
     """
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
+        db = open_current(opened.path(LEDGER))
         row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
         db.close()
         public = row["public_key"] if row else None

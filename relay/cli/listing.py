@@ -100,7 +100,7 @@ def list_(
     all match. With is:, there is a row for each recipient for whom it is so. --wide adds the thread
     and the message that each one answers (RE).
     """
-    _list(ctx, home, _parsed(query), limit=limit, wide=wide, as_json=as_json)
+    list_messages(ctx, home, _parsed(query), limit=limit, wide=wide, as_json=as_json)
 
 
 @command(
@@ -200,7 +200,7 @@ def history(
         is_reversed=options["oldest_first"] != (options["sort"] in ("sender", "type")),
     )
     offset, limit = options["offset"], options["limit"]
-    _list(ctx, home, query, limit=limit, offset=offset, wide=wide, as_json=as_json)
+    list_messages(ctx, home, query, limit=limit, offset=offset, wide=wide, as_json=as_json)
 
 
 @command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
@@ -247,7 +247,7 @@ def unread(
     from relay.search.query import Query
 
     query = Query(states=("unread",), recipients=() if agent is None else (agent,), sort="oldest")
-    _list(ctx, home, query, "nothing is unread", limit=limit, wide=wide, as_json=as_json)
+    list_messages(ctx, home, query, "nothing is unread", limit=limit, wide=wide, as_json=as_json)
 
 
 @command("open", epilog="\b\nExamples:\n  relay open\n  relay open --overdue --agent bob")
@@ -285,7 +285,7 @@ def open_(
         sort="oldest",
     )
     nothing = "nothing is overdue" if overdue else "no open answers"
-    _list(ctx, home, query, nothing, limit=MOST, wide=wide, as_json=as_json)
+    list_messages(ctx, home, query, nothing, limit=MOST, wide=wide, as_json=as_json)
 
 
 @command(epilog="\b\nExamples:\n  relay failed --since 1d\n  relay failed --agent bob")
@@ -319,7 +319,7 @@ def failed(
         parties=() if agent is None else (agent,),
         since=None if since is None else since // NS_PER_S,
     )
-    _list(ctx, home, query, "nothing failed", limit=limit, wide=wide, as_json=as_json)
+    list_messages(ctx, home, query, "nothing failed", limit=limit, wide=wide, as_json=as_json)
 
 
 def _parsed(words: tuple[str, ...]) -> Query:
@@ -328,7 +328,7 @@ def _parsed(words: tuple[str, ...]) -> Query:
     return parse(" ".join(words), tuple(map(str, Kind)))
 
 
-def _list(
+def list_messages(
     ctx: click.Context,
     home: str | None,
     query: Query,

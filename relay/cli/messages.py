@@ -432,7 +432,7 @@ def cancel(ctx: click.Context, /, message_id: str, **caller: Any) -> None:
 
 @command(epilog="\b\nExample:\n  relay ack 1706123456789012345-a1b2c3d4 completed 'shipped'")
 @as_option
-@click.argument("message_id")
+@click.argument("message_id", metavar="ID")
 @click.argument(
     "status", default="received", type=click.Choice(["received", "in_progress", "completed"])
 )
@@ -460,7 +460,7 @@ def ack(
 
 @command(epilog="\b\nExample:\n  relay nack 1706123456789012345-a1b2c3d4 'no such branch'")
 @as_option
-@click.argument("message_id")
+@click.argument("message_id", metavar="ID")
 @click.argument("error")
 def nack(
     ctx: click.Context, home: str | None, agent: str, message_id: str, error: str, as_json: bool

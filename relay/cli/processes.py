@@ -141,10 +141,10 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
     starting: no sign of activity yet. stuck: a read or an answer is overdue.
     """
     from relay.ledger.agents import ENDS
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     with open_home(ctx, home) as opened:
-        db = open_readonly(opened.path(LEDGER))
+        db = open_current(opened.path(LEDGER))
         rows = [dict(row) for row in db.execute("SELECT * FROM processes ORDER BY name")]
         db.close()
     if not everything:

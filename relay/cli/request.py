@@ -306,9 +306,9 @@ def earlier_answer(root: str, agent: str, message_id: str) -> str:
 
 
 def _ledger(home: Home) -> sqlite3.Connection:
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
-    return open_readonly(home.path(LEDGER))
+    return open_current(home.path(LEDGER))
 
 
 def _describe_progress(root: str, message_id: str) -> str:

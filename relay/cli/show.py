@@ -184,11 +184,11 @@ def _choose(one: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attach
 
 
 @command(epilog="\b\nExamples:\n  relay trace a1b2c3d4\n  relay trace 1706123456789012345-a1b2c3d4")
-@click.argument("message_id")
+@click.argument("message_id", metavar="ID")
 def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) -> None:
     """Show every step of a message with its time.
 
-    MESSAGE_ID may be the beginning of either part of an id, as long as only one message has it.
+    ID may be the beginning of either part of an id, as long as only one message has it.
     For a message that no relay has seen yet, prints where its file is.
     """
     with open_home(ctx, home) as opened:

@@ -79,11 +79,11 @@ def tail(
     --body adds the text of each message when it is delivered or refused. The relay need not be
     running. ^C ends it.
     """
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
-        db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
+        db = stack.enter_context(contextlib.closing(open_current(opened.path(LEDGER))))
         cursor = EventCursor(db, since, limit, security=security)
         is_silent = not as_json
         lines = EventLines(wide=wide)

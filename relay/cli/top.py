@@ -99,11 +99,11 @@ def top(ctx: click.Context, home: str | None, every_s: float) -> None:
 
     q or ^C ends it, ? shows all keys. If the output is not a terminal, prints once as plain text.
     """
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
-        db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
+        db = stack.enter_context(contextlib.closing(open_current(opened.path(LEDGER))))
         is_screen = os.environ.get("TERM", "dumb") != "dumb"
         if is_screen and sys.stdout.isatty() and sys.stdin.isatty():
             stack.enter_context(_screen())

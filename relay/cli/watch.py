@@ -36,14 +36,14 @@ def watch(
     From the transcript of its session, if its agent CLI has hooks of the relay, and the events of
     its messages. It only reads; nothing is typed into the session. ^C ends it.
     """
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
     from relay.views.events import INTERMEDIATE, EventCursor, is_of
     from relay.views.transcript import Transcript, transcript_of
 
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(open_home(ctx, home))
         check_agents(opened, name)
-        db = stack.enter_context(contextlib.closing(open_readonly(opened.path(LEDGER))))
+        db = stack.enter_context(contextlib.closing(open_current(opened.path(LEDGER))))
         cursor = EventCursor(db, None, MOST_EVENTS, security=False)
         lines, transcript, look_at, most = EventLines(wide=wide), None, 0.0, MOST_BEFORE
         while True:

@@ -268,6 +268,7 @@ def _copy_ledger(copy: _Copy, home: Home) -> str:
     if not os.path.exists(home.path(LEDGER)):
         return ""
     target = os.path.join(copy.root, LEDGER)
+    ledger_backup.home_id(home.path(LEDGER))  # an error names it, and not the copy
     ledger_backup.backup(home, target)
     _add_ledger_entry(copy)
     return ledger_backup.home_id(target)

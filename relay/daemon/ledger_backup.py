@@ -23,9 +23,8 @@ from relay.base.errors import LedgerBusy, LedgerError, VersionError
 from relay.base.home import LEDGER, Home, lock_home
 from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import file as ledger_file
-from relay.ledger.file import LEFTOVERS, LedgerContent
+from relay.ledger.file import LEFTOVERS, SCHEMA_VERSION, LedgerContent
 from relay.ledger.ledger import SKIPPED, Ledger
-from relay.ledger.schema import SCHEMA_VERSION
 
 BEFORE_RESTORE = ".before-restore"
 BEFORE_REBUILD = ".before-rebuild"
@@ -89,6 +88,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
         if content.version > SCHEMA_VERSION:
             expected = f"user_version <= {SCHEMA_VERSION}"
             raise VersionError(source, 60, expected, content.version)
+        ledger_file.require_migratable(source, content.version)
         if not force:
             _check_home(path, temp, source)
         check_unused(path)

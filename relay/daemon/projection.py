@@ -14,6 +14,7 @@ from msgspec.structs import astuple, replace
 
 from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.incidents import Refusal
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.delivery.values import system_message_row
 from relay.engine import events, rules
@@ -46,8 +47,9 @@ class Projection:
     def __init__(self) -> None:
         self.relay_ids: dict[int, str] = {}  # of the messages accepted in all pieces
         self.rows: dict[str, FileFacts] = {}  # by message id
-        self.failures: list[tuple[str, str]] = []  # message id, reason of the refusal
+        self.failures: list[tuple[str, Refusal]] = []  # by message id
         self.rejections: list[events.FileRefused] = []  # without a row of their own
+        self.discarded: list[tuple[str, int]] = []  # message id of a dead letter, when
         self.offers: list[OfferChange] = []
         self.rings: list[Ring] = []
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
@@ -170,6 +172,9 @@ class Projection:
                 event.message_id, recipient, "dead", event.at, why=event.last_error
             )
 
+    def _on_discarded(self, event: events.DeadLetterDiscarded) -> None:
+        self.discarded.append((event.relay_id, event.at * NS_PER_S))
+
     def _on_timed(self, event: events.DeliveryTimed) -> None:
         if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
             attempt = event.delivery.attempt
@@ -200,7 +205,7 @@ class Projection:
             return
         message_id = event.message_id
         self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
-        self.failures.append((message_id, event.reason))
+        self.failures.append((message_id, Refusal(event.code, event.reason)))
         if self._is_recent:
             self.recent.append(message_id)
 
@@ -330,6 +335,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     events.OfferChanged: Projection._on_offer,
     events.AgentRung: Projection._on_rung,
     events.DeadLettered: Projection._on_dead_lettered,
+    events.DeadLetterDiscarded: Projection._on_discarded,
     events.DeliveryTimed: Projection._on_timed,
     events.Owed: Projection._on_owed,
     events.Reminded: Projection._on_reminded,

@@ -37,9 +37,8 @@ from relay.ledger import archive_pack, attachments
 from relay.ledger.agents import AgentTable
 from relay.ledger.archive_pack import DAY_NS, SUFFIX
 from relay.ledger.attachments import REMOVAL, SLICE
-from relay.ledger.file import open_readonly
+from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
-from relay.ledger.schema import SCHEMA_VERSION
 
 SLICE_ROWS = 500  # some 2 ms of the loop
 KINDS = ("archive", "rejected", "read", "output", "attachments", "unfinished", "audit")

@@ -30,6 +30,7 @@ from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.errors import FormatError, MessageError, UnsafePath
 from relay.base.home import Dirs, Home
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
 from relay.base.message import (
     Kind,
@@ -50,7 +51,7 @@ from relay.ledger.check import describe_skipped
 from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
 
 Fact = TypeVar("Fact")
-DISAPPEARED = "file_disappeared"
+DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
@@ -92,7 +93,7 @@ def recover(
         events.commit()
         restorer.write(store, projection, events.journal.durable)
         restored = restorer.restored + _restore_unfinished_rows(ledger, store, open_ones)
-        _reconcile_obligations(ledger, store)
+        _reconcile(ledger, store, now)
         _defer_unstaged(ledger, store, open_ones, now)
         files = _Files(dirs)
         if power_cut:
@@ -145,6 +146,7 @@ class Restorer:
             deliveries = ledger.deliveries
             project(deliveries.restore, projection.deliveries(name_of, now))
             project(deliveries.restore_obligations, projection.obligations(name_of))
+            project(deliveries.discard, projection.discarded)
             project(lambda failures: ledger.fail(failures, now), projection.failures)
             project(ledger.agents.add_references, projection.references)
             project(ledger.offers.change, projection.offers)
@@ -209,7 +211,13 @@ def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:
     for one in refused:
         file, name = one.origin, one.origin.path.rpartition("/")[2]
         ledger.add_rejection(
-            file.agent, name, file.inode or 0, file.mtime_ns, one.reason, one.answer_id, now
+            file.agent,
+            name,
+            file.inode or 0,
+            file.mtime_ns,
+            Refusal(one.code, one.reason),
+            one.answer_id,
+            now,
         )
 
 
@@ -251,8 +259,12 @@ def _restore_unfinished_rows(ledger: Ledger, store: Engine, among: Iterable[int]
     return restored
 
 
-def _reconcile_obligations(ledger: Ledger, store: Engine) -> None:
-    """Make ledger and store agree on what is owed; a ledger of an earlier version may have more."""
+def _reconcile(ledger: Ledger, store: Engine, now: int) -> None:
+    """Make ledger and store agree on owed answers and dead letters.
+
+    A ledger of an earlier version may have more of both; it did not record discards.
+    """
+    kept = {letter.message.relay_id for letter in store.retries.dead_letters()}
     with ledger.transaction():
         open_ones = ledger.deliveries.open_obligations()
         for (relay_id, recipient, said), message in unmatched_obligations(store, open_ones):
@@ -261,6 +273,8 @@ def _reconcile_obligations(ledger: Ledger, store: Engine) -> None:
             else:
                 store.obligations.restore(message, recipient, said)
         ledger.deliveries.restore_obligations(downtime.open_obligations(store))
+        gone = ledger.deliveries.waiting_letters() - kept
+        ledger.deliveries.discard((relay_id, now) for relay_id in gone)
 
 
 def _defer_unstaged(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> None:
@@ -327,7 +341,7 @@ class _Decisions(NamedTuple):
     completed: list[str]
     archived: list[tuple[str, str | None]]
     own: list[str]
-    disappeared: list[tuple[str, str]]
+    disappeared: list[tuple[str, Refusal]]
 
 
 def _resolve_rows(

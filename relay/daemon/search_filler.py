@@ -26,7 +26,13 @@ from relay.engine.events import EventCodec
 from relay.engine.messages import KIND_OF
 from relay.engine.state import State
 from relay.search.follow import Follower, Source
-from relay.search.index import Index, SearchIndexBusy, SearchIndexDamaged, remove_index
+from relay.search.index import (
+    Index,
+    SearchIndexBusy,
+    SearchIndexDamaged,
+    remove_index,
+    why_no_index,
+)
 
 LINGER_NS = NS_PER_S // 5  # after a commit: several share a batch
 FIRST_NS = NS_PER_S // 2  # after the start, which has other work
@@ -37,15 +43,6 @@ PAUSE_S = 0.01
 PAUSE_FACTOR = 4
 
 KINDS = {kind: str(word) for kind, word in KIND_OF.items()}
-
-
-def why_no_index(config: Config) -> str:
-    """The setting by which a home has no search index; empty if it has one."""
-    if not config.search.index:
-        return "search.index is off"
-    if config.store.encrypt and not config.search.sealed:
-        return "the store is encrypted (search.sealed allows an index, which is not)"
-    return ""
 
 
 def source_of(home: Home, config: Config, clock: Clock, key: bytes | None) -> Source:

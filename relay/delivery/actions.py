@@ -144,7 +144,7 @@ def recorded_effects(fields: dict[str, str], sender: str, view: StoreView) -> Ef
 
 
 def _create(command: ControlCommand, store: Engine) -> str:
-    name = _open_name(command)
+    name = valid_channel_name(command.fields["CHANNEL"], command.action)
     word = command.fields["TYPE"].lower()
     if word not in TYPES:
         raise Refused(f"TYPE {word[:60]!r} is not one of {_list(TYPES)}")
@@ -248,12 +248,12 @@ def _channel(command: ControlCommand, store: Engine) -> Channel:
     return channel
 
 
-def _open_name(command: ControlCommand) -> str:
-    """The name of a channel that any agent may create or join."""
-    name = command.fields["CHANNEL"].removeprefix("#")
+def valid_channel_name(given: str, action: str) -> str:
+    """The name of a channel that any agent may create or join. Errors: Refused."""
+    name = given.removeprefix("#")
     if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
         raise Refused(
-            f"{name[:130]!r} is not a valid channel name for {command.action}: expected letters, "
+            f"{name[:130]!r} is not a valid channel name for {action}: expected letters, "
             f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
             f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…"
         )
@@ -261,7 +261,7 @@ def _open_name(command: ControlCommand) -> str:
 
 
 def _open_channel(command: ControlCommand, store: Engine) -> Channel:
-    _open_name(command)
+    valid_channel_name(command.fields["CHANNEL"], command.action)
     return _channel(command, store)
 
 
@@ -359,19 +359,20 @@ def _replay(command: ControlCommand, store: Engine) -> str:
     return f"dead letter {name} is sent again to {recipients}"
 
 
-def _discard(command: ControlCommand, store: Engine) -> str:
-    letter = _dead_letter(command, store)
-    store.retries.discard(letter.message.id)
-    return f"dead letter {command.fields['ID']} is discarded"
+def _discard(command: ControlCommand, store: Engine) -> ControlReply:
+    message = _dead_letter(command, store).message
+    store.retries.discard(message.id)
+    effects = Effects(discarded=(message,))
+    return ControlReply(True, f"dead letter {command.fields['ID']} is discarded", effects)
 
 
-def _purge(command: ControlCommand, store: Engine) -> str:
+def _purge(command: ControlCommand, store: Engine) -> ControlReply:
     _require_privileged(command)
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
-    gone = store.retries.purge(int(age))
-    return f"{plural(gone, 'dead letter')} discarded"
+    gone = Effects(discarded=tuple(store.retries.purge(int(age))))
+    return ControlReply(True, f"{plural(len(gone.discarded), 'dead letter')} discarded", gone)
 
 
 def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
@@ -379,8 +380,7 @@ def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
     _require_privileged(command)
     wanted = command.fields["ID"]
     for letter in store.retries.dead_letters():
-        message = letter.message
-        if wanted in (str(message.id), message.relay_id):
+        if wanted in (str(letter.message.id), letter.message.relay_id):
             return letter
     raise Refused(f"dead letter {wanted[:60]!r} does not exist: `relay dead list` lists them")
 

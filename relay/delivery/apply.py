@@ -17,7 +17,17 @@ from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
 from relay.base.clock import NS_PER_S, Clock, iso_time
-from relay.base.errors import CommError, StateFault, StoreCapacity, StoreFull
+from relay.base.errors import (
+    ChannelNotFound,
+    ChannelUnavailable,
+    CommError,
+    DuplicateChannel,
+    NotParticipant,
+    StateFault,
+    StoreCapacity,
+    StoreFull,
+)
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall, where
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR, direct_channel_name
@@ -76,7 +86,7 @@ class StoreWriter:
         except CommError as exc:
             if plan.inbound is None:
                 raise
-            return self._apply(refuse(plan.inbound, str(exc)))
+            return self._apply(refuse(plan.inbound, Refusal(_code(exc), str(exc))))
         except Exception as exc:
             if plan.inbound is None:
                 raise
@@ -228,7 +238,13 @@ def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:
         level="error",
         where=where(exc),
     )
-    return refuse(inbound, f"internal error of the relay: {fault}")
+    return refuse(inbound, Refusal(RefusalCode.FAULT, f"internal error of the relay: {fault}"))
+
+
+def _code(exc: CommError) -> RefusalCode:
+    """The code of what the engine refuses: channels have states and rules, the rest is the text."""
+    about_channels = (ChannelNotFound, ChannelUnavailable, DuplicateChannel, NotParticipant)
+    return RefusalCode.CHANNEL if isinstance(exc, about_channels) else RefusalCode.MALFORMED
 
 
 def waits_for(stored: Message) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from relay.acomm.model import Channel, ChannelType, MessageFilter
+from relay.acomm.model import ChannelType
 from relay.agents.requests import Requester, read_request
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
-from relay.base.names import DIRECT_PREFIX, EVERYONE_CHANNEL, is_channel_name
-from relay.base.text import plural
 from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
-from relay.delivery.filters import filter_of, where
+from relay.delivery.filters import filter_of
 from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject, SystemMessage
@@ -32,6 +30,7 @@ from relay.reach.session import NO_SESSION, live_session
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
 MAX_NOTE = 500  # characters of a status that the agents table keeps
 EVERYTHING = "#"  # the pattern of a subscription without a topic
+FIELDS = {Kind.SUBSCRIBE: ("PATTERN", "FILTER"), Kind.UNSUBSCRIBE: ("PATTERN",)}
 
 
 class Orchestrator:
@@ -140,15 +139,8 @@ def handle(
             False,
             f"CHANNEL is missing: {message.kind} needs `TO: #name`, or a body line `CHANNEL: name`",
         )
-    if not is_channel_name(name) or name.startswith(DIRECT_PREFIX) or name == EVERYONE_CHANNEL:
-        return ControlReply(
-            False,
-            f"{name!r} is not a valid channel name to {message.kind}: expected letters, "
-            f"digits, _ and -, parts joined by /, at most 128 bytes, neither "
-            f"{EVERYONE_CHANNEL} nor {DIRECT_PREFIX}…",
-        )
     try:
-        return _change_channel(message.kind, name, fields, sender, store)
+        return ControlReply(True, _change_channel(message.kind, name, fields, sender, store))
     except (CommError, Refused) as exc:
         return ControlReply(False, str(exc))
 
@@ -163,49 +155,23 @@ def _command(message: MessageFile, sender: str, store: Engine, lead: str | None)
 
 def _change_channel(
     kind: Kind, name: str, fields: dict[str, str], sender: str, store: Engine
-) -> ControlReply:
-    pattern = fields.get("PATTERN", "")
-    channel = store.channels.get_by_name(name)
-    if kind is Kind.JOIN:
-        if channel is None:
-            store.channels.create(name, ChannelType.GROUP, sender)
-            return ControlReply(True, f"created the group {name}, you are its owner")
-        store.channels.join(channel.id, sender)
-        return ControlReply(
-            True, f"you are a member of {name}, a {channel.channel_type.label} channel"
-        )
-    if kind is Kind.SUBSCRIBE:
-        wanted = filter_of(fields.get("FILTER", ""))
-        return _subscribe(channel, name, pattern, wanted, sender, store)
-    if channel is None:
-        return ControlReply(False, f"channel {name} does not exist")
-    if kind is Kind.LEAVE:
-        if not store.channels.is_participant(
-            channel.id, sender
-        ):  # it may be obeyed again after a crash
-            return ControlReply(True, f"you are not a member of {name}")
-        store.channels.leave(channel.id, sender)
-        return ControlReply(True, f"you are no longer a member of {name}")
-    ended = store.channels.unsubscribe(channel.id, sender, pattern or None)
-    return ControlReply(True, f"{plural(ended, 'subscription')} to {name} ended")
+) -> str:
+    """Do what the ACTION of the same name does; who joins or subscribes first makes the channel.
 
-
-def _subscribe(
-    channel: Channel | None,
-    name: str,
-    pattern: str,
-    wanted: MessageFilter | None,
-    sender: str,
-    store: Engine,
-) -> ControlReply:
-    if not pattern:
-        return ControlReply(
-            False, "PATTERN is missing: subscribe needs a body line `PATTERN: build.#`"
-        )
-    made = channel is None
-    if channel is None:
-        rules.match_mode(pattern)  # a bad pattern must not leave an empty channel behind
-        channel = store.channels.create(name, ChannelType.PUB_SUB, sender)
-    store.channels.subscribe(channel.id, sender, pattern, wanted)
-    also = f"created the channel {name}; " if made else ""
-    return ControlReply(True, f"{also}you receive {pattern} from {name}{where(wanted)}")
+    Errors: Refused and CommError, with nothing changed.
+    """
+    actions.valid_channel_name(name, kind)
+    is_new = store.channels.get_by_name(name) is None
+    if is_new and kind is Kind.JOIN:
+        store.channels.create(name, ChannelType.GROUP, sender)
+        return f"created the group {name}, its owner is {sender}"
+    action = f"channel.{kind}"
+    given = {one: fields[one] for one in FIELDS.get(kind, ()) if fields.get(one)}
+    done = {"ACTION": action, **given, "CHANNEL": name}
+    if is_new and kind is Kind.SUBSCRIBE and "PATTERN" in given:
+        # What is refused must not leave an empty channel behind.
+        rules.match_mode(given["PATTERN"])
+        filter_of(given.get("FILTER", ""))
+        store.channels.create(name, ChannelType.PUB_SUB, sender)
+        return f"created the channel {name}; {actions.execute(done, sender, None, store)}"
+    return str(actions.execute(done, sender, None, store))

@@ -23,6 +23,7 @@ from relay.agents import run_files
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import CommError, StateFault, UnsafePath
 from relay.base.home import Dirs
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.base.names import ORCHESTRATOR
@@ -133,7 +134,7 @@ class PlanExecutor:
                 continue
             except StateFault as exc:
                 if plan.inbound is not None:  # else it would end the next session, too
-                    self._ledger_writer.fail(plan.message_id, str(exc))
+                    self._ledger_writer.fail(plan.message_id, Refusal(RefusalCode.FAULT, str(exc)))
                 raise
             batch.append(one)
             deliveries += one.deliveries
@@ -236,7 +237,7 @@ class PlanExecutor:
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
-                self._store.apply(_refusal(plan, plan.inbound, one.system_ids, now))
+                self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now))
         self._store.deliveries.stage(ready)  # last: a batch that was cut short has staged nothing
         self._events.commit()
 
@@ -379,13 +380,16 @@ def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:
         file_ops.unstage(dirs, file.message_id, file.recipients)
 
 
-def _refusal(plan: Plan, inbound: Inbound, answers: list[str], now: int) -> events.FileRefused:
+def _refused(
+    refusal: Refusal, inbound: Inbound, answers: list[str], now: int
+) -> events.FileRefused:
     return events.FileRefused(
         inbound.file.message_id,
         inbound.origin(),
-        plan.refusal,
+        refusal.reason,
         answers[0] if answers else "",
         inbound.has_row,
         inbound.is_unsafe,
         now // NS_PER_S,
+        refusal.code,
     )

@@ -29,9 +29,16 @@ from relay.agents.requests import redact
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
-from relay.base.errors import ForeignOwner, HardLink, MessageError, RelayError, UnsafePath
+from relay.base.errors import (
+    BodyTooLarge,
+    ForeignOwner,
+    HardLink,
+    MessageError,
+    RelayError,
+    UnsafePath,
+)
 from relay.base.home import PENDING, REJECTED, Dirs
-from relay.base.incidents import Incident, IncidentKind
+from relay.base.incidents import Incident, IncidentKind, Refusal, RefusalCode
 from relay.base.message import Kind, MessageFile, max_file_bytes, parse
 from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, sha256_hex, shown
 from relay.delivery import file_ops
@@ -178,8 +185,8 @@ class Intake:
     def _refuse_pending(self, found: OutboxFile, data: bytes) -> Inbound:
         """Refuse a message abandoned in ``.pending``."""
         clean = redact(data, loose=True)
-        reason = self._pending_files.reason(found.agent)
-        return Inbound(found, None, reason, redacted=clean.data if clean else None)
+        refusal = Refusal(RefusalCode.UNSENT, self._pending_files.reason(found.agent))
+        return Inbound(found, None, refusal, redacted=clean.data if clean else None)
 
     def oldest_ns(self) -> int | None:
         """Time at which the longest waiting file was seen (monotonic); None if none waits."""
@@ -209,7 +216,8 @@ class Intake:
             kind = incident_kind(exc)
             found, reason = outbox_file_of(agent, name, status), shown(str(exc))
             incident = Incident(kind, agent, found.path, reason)
-            return Inbound(found, None, reason, incidents=(incident,))
+            refusal = Refusal(RefusalCode.UNSAFE_FILE, reason)
+            return Inbound(found, None, refusal, incidents=(incident,))
         try:
             data, status = fsio.read_open(fd, status.st_size, self._max_file)
             is_whole = len(data) == status.st_size or status.st_size > self._max_file
@@ -245,40 +253,47 @@ class Intake:
 
     def _parse(self, found: OutboxFile, data: bytes) -> Inbound:
         """Parse file content; the reason names each violated rule."""
-        reason, message = self._classify(found, data)
-        if message is None:
+        message = self._classify(found, data)
+        if isinstance(message, Refusal):
             clean = redact(data, loose=True)
             if clean is None:
-                return Inbound(found, None, reason)
+                return Inbound(found, None, message)
             # The same words of the text that may be kept: a reason quotes what is wrong.
-            reason = self._classify(found, clean.data)[0] or clean.clean(reason)
-            return Inbound(found, None, reason, redacted=clean.data)
+            again = self._classify(found, clean.data)
+            if not isinstance(again, Refusal):
+                again = message._replace(reason=clean.clean(message.reason))
+            return Inbound(found, None, again, redacted=clean.data)
         clean = redact(data) if message.kind is Kind.SPAWN else None
         if clean is not None:
             original, message = message, parse(clean.data)
             checksum = sha256_hex(message.content)
-            return Inbound(found, message, "", checksum, original, clean.data)
+            return Inbound(found, message, None, checksum, original, clean.data)
         declared = message.headers.get("CHECKSUM")
         if declared and message.body:  # parse has compared it with the body's
-            return Inbound(found, message, "", declared.removeprefix(SHA256_PREFIX))
-        return Inbound(found, message, "", sha256_hex(message.content))
+            return Inbound(found, message, None, declared.removeprefix(SHA256_PREFIX))
+        return Inbound(found, message, None, sha256_hex(message.content))
 
-    def _classify(self, found: OutboxFile, data: bytes) -> tuple[str, MessageFile | None]:
-        """(the reason why it is invalid, None) or ("", the message)."""
+    def _classify(self, found: OutboxFile, data: bytes) -> MessageFile | Refusal:
+        """The message, or why there is none."""
         if not found.message_id:
-            return (
+            return Refusal(
+                RefusalCode.BAD_NAME,
                 f"{shown(found.file_name)} is not a valid message name: expected "
-                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f"
-            ), None
+                "{timestamp_ns}-{hex}.msg, 10 to 20 digits, -, up to 32 of 0-9a-f",
+            )
         if found.size > self._max_file:
-            return (
+            return Refusal(
+                RefusalCode.TOO_LARGE,
                 f"{found.file_name} is {found.size} bytes, too large: the body may be "
-                f"{self._max_body}; put large data into an attachment"
-            ), None
+                f"{self._max_body}; put large data into an attachment",
+            )
         try:
-            return "", parse(data, file=found.file_name, max_body_bytes=self._max_body)
+            return parse(data, file=found.file_name, max_body_bytes=self._max_body)
+        except BodyTooLarge as exc:
+            return Refusal(RefusalCode.TOO_LARGE, str(exc))
         except MessageError as exc:
-            return str(exc), None
+            is_sum = exc.header == "CHECKSUM" and exc.rule.startswith("the body")
+            return Refusal(RefusalCode.CHECKSUM if is_sum else RefusalCode.MALFORMED, str(exc))
 
 
 def incident_kind(exc: UnsafePath) -> IncidentKind:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory, StatusChange
 from relay.base.clock import NS_PER_S
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
 from relay.delivery import router
@@ -49,42 +50,44 @@ DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard
 
 def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     """Plan one file. Errors: FormatError, OSError if an archive has to be read and cannot be."""
+    if inbound.refusal is not None:
+        return refuse(inbound, inbound.refusal)
     message = inbound.message
-    if message is None or inbound.reason:
-        return refuse(inbound, inbound.reason)
+    assert message is not None  # a file without a message has a refusal
     sender, stored = inbound.file.agent, _find_stored(inbound, view)
     ttl_s = message.ttl_s
     if ttl_s and stored is None and inbound.seen_at > inbound.sent_at + ttl_s * NS_PER_S:
-        return refuse(inbound, f"its TTL of {ttl_s} s passed before it could be delivered")
+        reason = f"its TTL of {ttl_s} s passed before it could be delivered"
+        return refuse(inbound, Refusal(RefusalCode.EXPIRED, reason))
     route = router.route(message, sender, directory, view)
     if isinstance(route, Bounce) and stored is not None:
         route = router.route_again(sender, sorted(view.recipients(stored.id)))
     if stored is None and "NOT-BEFORE" in message.headers and isinstance(route, Route):
-        if why := router.check_not_before(inbound, message, route, view):
-            return refuse(inbound, why)
+        if refusal := router.check_not_before(inbound, message, route, view):
+            return refuse(inbound, refusal)
     if stored is None and route.answers is not None:
-        if why := router.check_choice(inbound, message, route.answers, view):
-            return refuse(inbound, why)
+        if refusal := router.check_choice(inbound, message, route.answers, view):
+            return refuse(inbound, refusal)
     answer = None if route.answers is None else _answer(message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender
-        return refuse(inbound, route.reason, answer)
+        return refuse(inbound, Refusal(route.code, route.reason), answer)
     draft = _draft(inbound, message, route, view) if stored is None else None
     effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
-    plan = Plan(inbound.subject, inbound, "", draft, answer, effects=effects)
+    plan = Plan(inbound.subject, inbound, None, draft, answer, effects=effects)
     if stored is None or view.is_live(stored.id):  # else it is long done, and rolled out
         return _plan_deliveries(plan, message, stored, route, directory, view)
     return plan
 
 
-def refuse(inbound: Inbound, reason: str, answer: Answer | None = None) -> Plan:
+def refuse(inbound: Inbound, refusal: Refusal, answer: Answer | None = None) -> Plan:
     """Refuse a file: its sender gets a nack with the reason."""
     name = shown(inbound.file.file_name)
-    text = reason if name in reason else f"{name}: {reason}"
+    text = refusal.reason if name in refusal.reason else f"{name}: {refusal.reason}"
     nack = reply(inbound.subject, Kind.NACK, f"not delivered: {text}")
     return Plan(
         inbound.subject,
         inbound,
-        refusal=reason,
+        refusal=refusal,
         answer=answer,
         messages=(replace(nack, is_answer=False),),
         effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),

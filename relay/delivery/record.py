@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import Incident, IncidentCounter
+from relay.base.incidents import Incident, IncidentCounter, Refusal
 from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.values import (
@@ -67,10 +67,10 @@ class LedgerWriter:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
 
-    def fail(self, message_id: str, reason: str) -> None:
+    def fail(self, message_id: str, refusal: Refusal) -> None:
         """Mark a row as failed whose file is still in the outbox: it is refused when it is read."""
         with self._ledger.transaction():
-            self._ledger.fail([(message_id, reason)], self._clock.now_ns())
+            self._ledger.fail([(message_id, refusal)], self._clock.now_ns())
 
     def _record(
         self, batch: list[Applied], written: list[WrittenDelivery], paths: dict[str, str | None]
@@ -192,15 +192,15 @@ class LedgerWriter:
         known = [
             (inbound.file.message_id, one.plan.refusal)
             for one, inbound in refused
-            if inbound.has_row
+            if inbound.has_row and one.plan.refusal
         ]
         if known:
             self._ledger.fail(known, now)
         for one, inbound in refused:
-            if not inbound.has_row:
-                file, reason, answer_id = inbound.file, one.plan.refusal, one.system_ids[0]
+            if not inbound.has_row and one.plan.refusal:
+                file, refusal, answer_id = inbound.file, one.plan.refusal, one.system_ids[0]
                 self._ledger.add_rejection(
-                    file.agent, file.file_name, file.inode, file.mtime_ns, reason, answer_id, now
+                    file.agent, file.file_name, file.inode, file.mtime_ns, refusal, answer_id, now
                 )
 
     def _record_changes(self, one: Applied, now: int) -> None:
@@ -239,6 +239,10 @@ class LedgerWriter:
             processes.put([effects.process] if effects.process is not None else [])
         if effects.idle is not None:
             processes.add_operations([effects.idle.operation(one.plan.subject)], now)
+        if effects.discarded:
+            at = now // NS_PER_S * NS_PER_S  # as the journal's event has it
+            letters = [(one.relay_id, at) for one in effects.discarded if one.relay_id]
+            self._ledger.deliveries.discard(letters)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)

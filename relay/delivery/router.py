@@ -25,6 +25,7 @@ from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, 
 from relay.agents.status import Directory
 from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time, later_time
 from relay.base.errors import FormatError
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import (
     ANSWERS,
     CHANNEL_KINDS,
@@ -76,8 +77,9 @@ _KNOWN_HEADERS = frozenset(
 
 
 class Bounce(NamedTuple):
-    """A message without recipients: the reason and a hint."""
+    """A message without recipients: a code, the reason and a hint."""
 
+    code: RefusalCode
     reason: str
     answers: Message | None = None  # what it answers all the same: its sender alone is gone
 
@@ -107,8 +109,9 @@ def route(
         name = directory.lead or lead_by_name(directory.agents)
         if not name:
             return Bounce(
+                RefusalCode.NO_RECIPIENT,
                 "no lead is set; choose one with `relay register NAME --role lead`, "
-                "or the setting `lead` in config.json"
+                "or the setting `lead` in config.json",
             )
         return _route_direct(name, sender, directory)
     return _route_direct(message.to, sender, directory)
@@ -130,18 +133,19 @@ def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
         if message.to.startswith("#"):
             return _direct(sender, ORCHESTRATOR)
         where = f"#channel, or {ORCHESTRATOR}"
-    return Bounce(f"KIND {message.kind} is for the relay itself: send it TO: {where}")
+    reason = f"KIND {message.kind} is for the relay itself: send it TO: {where}"
+    return Bounce(RefusalCode.MALFORMED, reason)
 
 
 def _route_direct(name: str, sender: str, directory: Directory) -> Route | Bounce:
     if name == ORCHESTRATOR:
         return _direct(sender, ORCHESTRATOR)
     if name == sender:
-        return Bounce("an agent cannot send a message to itself")
+        return Bounce(RefusalCode.TO_ITSELF, "an agent cannot send a message to itself")
     if name in directory.unavailable:
-        return Bounce(directory.unavailable[name])
+        return Bounce(RefusalCode.RECIPIENT_AWAY, directory.unavailable[name])
     if name not in directory.agents:
-        return Bounce(_no_agent(name, directory))
+        return Bounce(RefusalCode.NO_RECIPIENT, _no_agent(name, directory))
     return _direct(sender, name)
 
 
@@ -168,14 +172,16 @@ def _direct(sender: str, other: str) -> Route:
 
 def _route_channel(name: str, view: StoreView) -> Route | Bounce:
     if name.startswith(DIRECT_PREFIX):
-        return Bounce(f"#{name} is a direct channel: write to the agent by its name")
+        reason = f"#{name} is a direct channel: write to the agent by its name"
+        return Bounce(RefusalCode.CHANNEL, reason)
     if name == EVERYONE_CHANNEL:
-        return Bounce(f"#{name} means every agent: write TO: {EVERYONE}")
+        return Bounce(RefusalCode.CHANNEL, f"#{name} means every agent: write TO: {EVERYONE}")
     channel = view.channel(name)
     if channel is None:
         return Bounce(
+            RefusalCode.CHANNEL,
             f"channel {name} does not exist: `relay channel create {name}` creates it "
-            "(or a message of KIND join or subscribe to it)"
+            "(or a message of KIND join or subscribe to it)",
         )
     return Route(name, channel.channel_type, shown_channel=name)
 
@@ -190,7 +196,7 @@ def _route_answer(
     channel = view.channel_of(original)
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
-            return Bounce(
+            return _answers_nothing(
                 f"a response answers a query, and {_relay_id(original)} is not a query: "
                 "send it as KIND message with RE"
             )
@@ -198,14 +204,16 @@ def _route_answer(
         why = "only a command, a query or a message sent with DELIVERY at-least-once does"
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
-        return Bounce(f"{_relay_id(original)} does not expect an acknowledgment: {why}")
+        return _answers_nothing(f"{_relay_id(original)} does not expect an acknowledgment: {why}")
     if original.sender in directory.unavailable:
         return Bounce(
+            RefusalCode.RECIPIENT_AWAY,
             f"{directory.unavailable[original.sender]}; its message is recorded as answered",
             original,
         )
     if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
         return Bounce(
+            RefusalCode.NO_RECIPIENT,
             f"its sender {original.sender} is no longer an agent; it is recorded as answered",
             original,
         )
@@ -228,11 +236,11 @@ def find_original(message: MessageFile, sender: str, view: StoreView) -> Message
         try:
             original = view.find(relay_id, include_archived=True)
         except (OSError, FormatError) as exc:
-            return Bounce(f"RE {relay_id} cannot be looked up: {exc}")
+            return _answers_nothing(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
-            return Bounce(f"RE {relay_id} does not name a message known to the relay")
+            return _answers_nothing(f"RE {relay_id} does not name a message known to the relay")
         if sender not in view.recipients(original.id):
-            return Bounce(f"RE {relay_id} was not sent to {sender}")
+            return _answers_nothing(f"RE {relay_id} was not sent to {sender}")
         return original
     thread = message.headers["THREAD"]
     asked = [
@@ -243,37 +251,58 @@ def find_original(message: MessageFile, sender: str, view: StoreView) -> Message
     # What is acknowledged as received may be completed later: it counts when nothing else waits.
     waiting = [one for one in asked if not view.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
-        return Bounce(
+        return _answers_nothing(
             f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
             "name the one with RE"
         )
     return waiting[0]
 
 
-def check_not_before(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> str:
-    """Why NOT-BEFORE cannot be kept; empty if it can."""
+def _answers_nothing(reason: str) -> Bounce:
+    return Bounce(RefusalCode.ANSWERS_NOTHING, reason)
+
+
+def check_not_before(
+    inbound: Inbound, message: MessageFile, route: Route, view: StoreView
+) -> Refusal | None:
+    """Why NOT-BEFORE cannot be kept; None if it can."""
     at = later_time(message.headers["NOT-BEFORE"], inbound.sent_at)
     if message.ttl_s and at >= inbound.sent_at + message.ttl_s * NS_PER_S:
-        return f"its TTL of {message.ttl_s} s is over before NOT-BEFORE"
+        reason = f"its TTL of {message.ttl_s} s is over before NOT-BEFORE"
+        return Refusal(RefusalCode.MALFORMED, reason)
     channel = view.channel(route.channel)
     if channel is not None and view.is_limited(channel):
-        return (
+        return Refusal(
+            RefusalCode.CHANNEL,
             f"#{channel.name} has max_pending, and would take no other message until NOT-BEFORE: "
-            "send it to the agents themselves"
+            "send it to the agents themselves",
         )
-    return ""
+    return None
 
 
-def check_choice(inbound: Inbound, message: MessageFile, original: Message, view: StoreView) -> str:
-    """Why an answer to a question with OPTIONS is refused; empty if it is not.
+def check_choice(
+    inbound: Inbound, message: MessageFile, original: Message, view: StoreView
+) -> Refusal | None:
+    """Why an answer to a question with OPTIONS is refused; None if it is not.
 
     It must be one of them, and the first: two people may answer at the same time. A request for
     permission is decided elsewhere once its time is over.
     """
-    sender, metadata = inbound.file.agent, original.metadata or {}
-    options = options_of(metadata.get("h.OPTIONS"))
+    options = options_of((original.metadata or {}).get("h.OPTIONS"))
     if not options or message.kind is Kind.ACK:
-        return ""
+        return None
+    if over := _why_over(inbound, message, original, view):
+        return Refusal(RefusalCode.ANSWERS_NOTHING, over)
+    said = message.body.decode().strip().partition("\n")[0].strip()
+    if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
+        reason = f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
+        return Refusal(RefusalCode.MALFORMED, reason)
+    return None
+
+
+def _why_over(inbound: Inbound, message: MessageFile, original: Message, view: StoreView) -> str:
+    """Why a question awaits no answer of this sender any more; empty if it does."""
+    sender, metadata = inbound.file.agent, original.metadata or {}
     given = view.deliveries(original.id).get(sender)
     if given is not None and given.state is DeliveryState.EXPIRED:
         return f"{_relay_id(original)} was withdrawn, or is over: nobody waits for an answer"
@@ -283,9 +312,6 @@ def check_choice(inbound: Inbound, message: MessageFile, original: Message, view
     over = int(metadata.get("created_ns") or 0) + waits_ms * NS_PER_MS
     if waits_ms and inbound.discovered_at > over and message.kind is Kind.RESPONSE:
         return f"{_relay_id(original)} no longer waits: the agent's own dialog asks now"
-    said = message.body.decode().strip().partition("\n")[0].strip()
-    if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
-        return f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
     return ""
 
 

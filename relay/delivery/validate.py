@@ -33,7 +33,7 @@ from relay.base.config import LimitSettings
 from relay.base.crypto import key_id, verify
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
-from relay.base.incidents import Incident, IncidentDedup, IncidentKind
+from relay.base.incidents import Incident, IncidentDedup, IncidentKind, Refusal, RefusalCode
 from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.names import SHA256_PREFIX
 from relay.delivery import file_ops
@@ -104,18 +104,20 @@ class Validator:
         """Refuse it if its signature or an attachment is invalid."""
         # A message whose ENV values were taken out was signed with them in it.
         signed = inbound.original or inbound.message
-        if signed is None or inbound.reason:
+        if signed is None or inbound.refusal:
             return inbound
         file = inbound.file
         fault = self._keys.check(file.agent, inbound.file.message_id, signed)
         if fault is not None:
-            return _refused(inbound, fault.kind, file.path, fault.reason)
+            return _refused(inbound, fault.kind, file.path, fault.refusal)
         if not self._invalid or file.key not in self._invalid:
             return inbound
         reference, wrong = self._invalid[file.key]
         if wrong.kind is not None:
             self._to_set_aside.append(reference)
-        return _refused(inbound, wrong.kind, _path(reference), wrong.reason)
+        return _refused(
+            inbound, wrong.kind, _path(reference), Refusal(RefusalCode.ATTACHMENT, wrong.reason)
+        )
 
     def after_commit(self, dirs: Dirs, *, keys_changed: bool) -> None:
         """Set invalid attachments aside and reload changed keys, after notifying the senders."""
@@ -133,11 +135,11 @@ class Validator:
                 )
 
 
-def _refused(inbound: Inbound, kind: IncidentKind | None, path: str, reason: str) -> Inbound:
+def _refused(inbound: Inbound, kind: IncidentKind | None, path: str, refusal: Refusal) -> Inbound:
     incidents = inbound.incidents
     if kind is not None:
-        incidents = (*incidents, Incident(kind, inbound.file.agent, path, reason))
-    return replace(inbound, reason=reason, incidents=incidents)
+        incidents = (*incidents, Incident(kind, inbound.file.agent, path, refusal.reason))
+    return replace(inbound, refusal=refusal, incidents=incidents)
 
 
 def _path(reference: str) -> str:
@@ -197,7 +199,7 @@ class Claimer:
         return [
             one
             for one in admitted
-            if one.row is not Row.REPEATED or one.file.message_id in mine or one.reason
+            if one.row is not Row.REPEATED or one.file.message_id in mine or one.refusal
         ]
 
     def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:
@@ -206,8 +208,10 @@ class Claimer:
         if file.place != OUTBOX:  # never sent: its id stays free
             return _without_row(inbound, now)
         if row is None or row.agent_name != file.agent:
-            reason = inbound.reason or "its id is taken: every message needs a unique name"
-            return _without_row(inbound, now, reason)
+            taken = Refusal(
+                RefusalCode.ID_TAKEN, "its id is taken: every message needs a unique name"
+            )
+            return _without_row(inbound, now, inbound.refusal or taken)
         first = row.discovered_at
         inbound = replace(inbound, row=Row.REPEATED, discovered_at=first)
         if row.status == "pending":
@@ -217,14 +221,15 @@ class Claimer:
         known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
         is_its_file = known == (file.path, file.size, file.mtime_ns, file.inode)
         if row.status == "failed" and is_its_file:  # a crash came before the nack
-            return replace(inbound, reason=row.last_error or "it failed before")
+            return replace(inbound, refusal=_earlier(row))
         if row.status != "failed" and _says_the_same(inbound, row):
             self._archive_duplicate(dirs, inbound, row)
             return None
+        said = f"its id is taken by a message that is {row.status}"
         return _without_row(
             inbound,
             now,
-            f"its id is taken by a message that is {row.status}: every message needs a unique name",
+            Refusal(RefusalCode.ID_TAKEN, f"{said}: every message needs a unique name"),
         )
 
     def _archive_duplicate(self, dirs: Dirs, inbound: Inbound, row: MessageRow) -> None:
@@ -258,11 +263,16 @@ class Claimer:
         )
 
 
-def _without_row(inbound: Inbound, now: int, reason: str = "") -> Inbound:
+def _earlier(row: MessageRow) -> Refusal:
+    """Why a message failed before."""
+    return Refusal(row.last_error_code or "", row.last_error or "it failed before")
+
+
+def _without_row(inbound: Inbound, now: int, refusal: Refusal | None = None) -> Inbound:
     return replace(
         inbound,
         row=Row.NONE,
-        reason=reason or inbound.reason,
+        refusal=refusal or inbound.refusal,
         seen_at=now,
         discovered_at=inbound.file.mtime_ns,
     )
@@ -279,10 +289,10 @@ def _says_the_same(inbound: Inbound, row: MessageRow) -> bool:
 
 
 class SignatureFault(NamedTuple):
-    """The reason why a signature is refused."""
+    """Why a signature is refused."""
 
     kind: IncidentKind
-    reason: str
+    refusal: Refusal
 
 
 class SigningKeys:
@@ -355,24 +365,27 @@ class SigningKeys:
         if signature is None:
             if not self._required:
                 return None
-            return SignatureFault(
-                IncidentKind.UNSIGNED,
+            return _unsigned(
                 "it is not signed, and security.require_signatures requires it: "
                 f"`relay key make {agent}`, and send with the SDK or `relay send`",
             )
         if key is None:
             if not self._required:
                 return None
-            return SignatureFault(
-                IncidentKind.UNSIGNED,
+            return _unsigned(
                 f"no public key of {agent} is registered, and security.require_signatures requires "
                 f"one: put it into agents/{agent}/meta.json as public_key, 64 hex digits",
             )
         raw = base64.b64decode(signature.removeprefix(SIGNATURE_PREFIX))
         if verify(bytes.fromhex(key), raw, agent, message_id, message.to, message.body):
             return None
-        return SignatureFault(
-            IncidentKind.BAD_SIGNATURE,
+        reason = (
             f"SIGNATURE does not match the key registered for {agent} "
-            f"({key_id(bytes.fromhex(key))}), over this sender, id, TO and body",
+            f"({key_id(bytes.fromhex(key))}), over this sender, id, TO and body"
         )
+        refusal = Refusal(RefusalCode.BAD_SIGNATURE, reason)
+        return SignatureFault(IncidentKind.BAD_SIGNATURE, refusal)
+
+
+def _unsigned(reason: str) -> SignatureFault:
+    return SignatureFault(IncidentKind.UNSIGNED, Refusal(RefusalCode.UNSIGNED, reason))

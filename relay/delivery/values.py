@@ -27,7 +27,7 @@ from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.home import PENDING
-from relay.base.incidents import Incident, IncidentKind
+from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
 from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, sha256_hex, shown
 from relay.engine.messages import NewMessage
@@ -113,7 +113,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
 
     file: OutboxFile
     message: MessageFile | None  # None: it is not a valid message
-    reason: str = ""  # why it is refused; empty: it is valid
+    refusal: Refusal | None = None  # None: it is valid
     checksum: str | None = None  # SHA-256 of the content, hex
     original: MessageFile | None = None  # as it was sent, where ``message`` is without its secrets
     redacted: bytes | None = None  # archived in place of a file that has secrets
@@ -125,7 +125,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_valid(self) -> bool:
         """True for a message that is not refused so far."""
-        return self.message is not None and not self.reason
+        return self.message is not None and self.refusal is None
 
     @property
     def is_unsafe(self) -> bool:
@@ -359,6 +359,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     idle: IdleRequest | None = None
     cancellation: Cancellation | None = None
     cancelled: tuple[EndedDelivery, ...] = ()  # by it
+    discarded: tuple[Message, ...] = ()  # dead letters
 
 
 NO_EFFECTS = Effects()
@@ -379,7 +380,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
     subject: Subject
     inbound: Inbound | None = None  # None: the relay's own
-    refusal: str = ""  # why the file is refused; it goes to rejected/
+    refusal: Refusal | None = None  # the file goes to rejected/
     draft: Draft | None = None  # None: nothing to be stored, or stored before
     answer: Answer | None = None
     files: tuple[OutgoingFile, ...] = ()

@@ -24,7 +24,6 @@ _DERIVED = (
     "record_bytes",
     "kept",
     "retained",
-    "queues",
     "relay_ids",
     "timers",
     "reminders",
@@ -59,7 +58,6 @@ def check(state: State) -> Iterator[Finding]:
 def _tables(state: State) -> list[object]:
     """The tables in the order of ``_DERIVED``, without what is stale or empty."""
     derived = {
-        "queues": {name: set(queue) for name, queue in state.queues.items() if queue},
         "timers": set(state.timers.current()),
         "reminders": set(state.reminders.current()),
         "pending": state.pending.pending,

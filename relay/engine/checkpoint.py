@@ -1,7 +1,6 @@
 """A store's file: loading it, when it is written, and which events are durable.
 
-``load_state`` reads the file, for the relay and the library. ``Flusher.flush_if_due`` decides when
-it is written; ``FileWriter`` calls it for the library, with a timer and its channels' policies.
+``load_state`` reads the file, ``Flusher.flush_if_due`` decides when it is written.
 
 A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
 waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
@@ -10,11 +9,8 @@ n has been renamed into place.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -22,9 +18,8 @@ from relay.acomm import check, store_file
 from relay.acomm.engine_state import JournalPosition, StoreSnapshot
 from relay.acomm.model import StoreFile
 from relay.base import fsio
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.errors import FormatError, RelayError, StoreClosed, StoreReadOnly
-from relay.engine import events, transitions
+from relay.base.clock import NS_PER_MS, Clock
+from relay.base.errors import FormatError, RelayError
 from relay.engine.engine import Engine
 from relay.engine.routing import derive_deliveries
 from relay.engine.state import State, Warn, log_warning
@@ -108,41 +103,6 @@ class InlineExecutor(Executor):
         except Exception as exc:  # raised by ``Future.result``
             future.set_exception(exc)
         return future
-
-
-class Alarm:
-    """Calls a method in a thread of its own when the time set has passed.
-
-    At most one daemon thread, none while no alarm is set. It holds only a weak reference to the
-    owner: after the owner is collected nothing is called.
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = weakref.WeakMethod(call)
-        self._timer: threading.Timer | None = None
-        self.is_set = False  # the method called sets it again
-
-    def set(self, wait_ns: int) -> None:
-        """Call the method after ``wait_ns``."""
-        self.is_set = True
-        self._timer = threading.Timer(wait_ns / NS_PER_S, _call_back, (weakref.ref(self),))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        """Prevent further calls; waits for a running one, so hold no lock that it needs."""
-        self.is_set, timer = False, self._timer
-        if timer is not None and timer is not threading.current_thread():
-            timer.cancel()
-            timer.join()
-
-
-def _call_back(alarm: weakref.ref[Alarm]) -> None:
-    """In the timer's thread."""
-    known = alarm()
-    call = None if known is None else known._call()
-    if known is not None and call is not None:
-        call()
 
 
 class _Unwritten(NamedTuple):
@@ -294,116 +254,3 @@ class Flusher:
             self._retry_ns = min(2 * self._retry_ns, RETRY_MOST_NS)
         else:
             raise error
-
-
-_BATCH = FlushPolicy()
-_MANUAL = FlushPolicy(None, None)
-
-
-class FileWriter:
-    """Applies the events of a store that writes its own file, and writes it by its policies.
-
-    The file is also written when the owner makes no further call: by a timer thread, under the
-    lock that each event is applied under. ``refusal``: why no event may be applied, if so.
-    """
-
-    def __init__(self, state: State, clock: Clock, refusal: str = "") -> None:
-        self.refusal = refusal
-        self._state = state
-        self._clock = clock
-        self._flusher: Flusher | None = None
-        self._is_gathering = False  # in ``single_flush``
-        self._is_closed = False
-        self._lock = threading.RLock()  # around each event, and around each flush
-        self._alarm = Alarm(self._flush_when_due)
-
-    def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
-        """Write the events of ``store`` into the file at ``path`` from now on."""
-        self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
-
-    def apply(self, event: events.Event) -> None:
-        """Change the state as the event says, and write it when the policy says so.
-
-        A flush that is due and fails is tried again with backoff; ``flush`` says why.
-        Errors: StoreClosed, StoreReadOnly, and nothing has changed.
-        """
-        if self.refusal:
-            raise StoreReadOnly(self.refusal)
-        if self._is_closed:
-            raise StoreClosed("the store is closed")
-        if self._flusher is None:
-            transitions.apply(self._state, event)
-            return
-        with self._lock:
-            transitions.apply(self._state, event)
-            if not self._is_gathering:
-                self._commit(self._policy_of(event) if self._state.settings else None)
-
-    def _commit(self, policy: FlushPolicy | None) -> None:
-        """Flush if due, and set the alarm for the next flush."""
-        if self._flusher is None:
-            return
-        self._flusher.flush_if_due(policy)
-        due_ns = self._flusher.next_ns
-        if due_ns is not None and not self._alarm.is_set:
-            self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
-
-    def _flush_when_due(self) -> None:
-        """Flush in the alarm's thread: the time of a flush policy has passed."""
-        with self._lock:
-            self._alarm.is_set = False
-            self._commit(_MANUAL)
-
-    @contextlib.contextmanager
-    def single_flush(self, channel_id: int) -> Iterator[None]:
-        """A block whose events go into the file with one flush, as the channel's policy says."""
-        with self._lock:
-            self._is_gathering = True
-            try:
-                yield
-            finally:
-                self._is_gathering = False
-                self._commit(self._policy_in(channel_id))
-
-    def flush_if_due(self) -> None:
-        """Write what a policy wants to be written by now."""
-        with self._lock:
-            self._commit(_MANUAL)
-
-    def flush_if_immediate(self, channel_id: int) -> None:
-        """Flush after a command in a channel with immediate flush. Errors: as ``flush``."""
-        settings = self._state.settings.get(channel_id)
-        if settings is not None and settings.flush == "immediate":
-            self.flush()
-
-    def flush(self) -> None:
-        """Write everything now. Errors: OSError, StoreCapacity; the file is then unchanged."""
-        with self._lock:
-            if self._flusher is not None:
-                self._flusher.flush()
-
-    def _policy_of(self, event: events.Event) -> FlushPolicy | None:
-        """The flush policy of the event's channel."""
-        if isinstance(event, events.MessageSent):
-            channel_id = event.message.channel_id
-        else:
-            message = self._state.messages.get(getattr(event, "message_id", 0))
-            channel_id = message.channel_id if message else getattr(event, "channel_id", 0)
-        return self._policy_in(channel_id)
-
-    def _policy_in(self, channel_id: int) -> FlushPolicy | None:
-        """The flush policy of a channel; None: the store's."""
-        settings = self._state.settings.get(channel_id) if type(channel_id) is int else None
-        if settings is None or settings.flush in (None, "immediate"):
-            return None  # immediate: ``flush_if_immediate``
-        return _MANUAL if settings.flush == "manual" else _BATCH
-
-    def close(self) -> None:
-        """Flush; later events are refused, as nothing would write them. Errors: as ``flush``."""
-        try:
-            self.flush()
-        finally:
-            with self._lock:
-                self._is_closed = self._is_closed or self._flusher is not None
-                self._flusher = None
-            self._alarm.cancel()

@@ -160,6 +160,7 @@ class FileRefused(_Event, frozen=True):
     has_row: bool  # False: its id is another message's
     unsafe: bool  # no regular file
     at: int
+    code: str = ""  # a RefusalCode; empty in records of before it was known
 
 
 class MessageReceived(_Event, frozen=True):
@@ -242,6 +243,7 @@ class DeadLetterDiscarded(_Event, frozen=True):
 
     message_id: int
     at: int
+    relay_id: str = ""  # of an owner that delivers
 
 
 class MessagesArchived(_Event, frozen=True):

@@ -131,11 +131,11 @@ class Retries:
 
     def discard(self, message_id: int) -> None:
         """Delete a dead letter; its number is not used again. Errors: MessageNotFound."""
-        self._find_dead_letter(message_id)
-        self._core.apply(events.DeadLetterDiscarded(message_id, self._core.now_s()))
+        relay_id = self._find_dead_letter(message_id).message.relay_id or ""
+        self._core.apply(events.DeadLetterDiscarded(message_id, self._core.now_s(), relay_id))
 
-    def purge(self, older_than_s: float) -> int:
-        """Discard dead letters older than ``older_than_s``; returns their number.
+    def purge(self, older_than_s: float) -> list[Message]:
+        """Discard dead letters older than ``older_than_s``; returns their messages.
 
         Errors: ValidationFailed for a negative age.
         """
@@ -143,10 +143,10 @@ class Retries:
         if not is_number or not 0 <= older_than_s < inf:  # a negative age would be every one
             raise ValidationFailed("older_than_s", f"expected 0 s or more, got {older_than_s!r}")
         limit = self._core.now_ns() / NS_PER_S - older_than_s
-        old = [message_id for message_id, note in self._state.dead.items() if note.at < limit]
-        for message_id in old:
-            self.discard(message_id)
-        return len(old)
+        old = [one.message for one in self.dead_letters() if one.dead_lettered_at < limit]
+        for message in old:
+            self.discard(message.id)
+        return old
 
     def _find_dead_letter(self, message_id: int) -> DeadLetter:
         note = self._state.dead.get(check_number("message_id", message_id))

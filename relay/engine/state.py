@@ -8,9 +8,9 @@ parts of an engine share a ``Core``, and change the state by its ``apply``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -42,7 +42,7 @@ from relay.base.errors import CommError, StateFault
 from relay.engine import rules
 from relay.engine.events import Event
 from relay.engine.rules import Limits
-from relay.engine.tables import Lanes, MessageIndex, PendingMessages, Timers, TopicTrie
+from relay.engine.tables import MessageIndex, PendingMessages, Timers, TopicTrie
 
 _by_time = attrgetter("created_at", "id")
 _NO_SETTINGS = ChannelSettings()
@@ -67,6 +67,18 @@ def record_bytes(message: Message) -> int:
     return variable_bytes(message.content, message.metadata) + RECORD_BYTES
 
 
+class DeliveryObserver(Protocol):
+    """Follows the deliveries of live messages."""
+
+    def deliveries_moved(
+        self, message: Message, known: Mapping[str, Delivery], moved: Mapping[str, Delivery]
+    ) -> None:
+        """Note changed deliveries; ``known`` are those before."""
+
+    def message_dropped(self, message: Message) -> None:
+        """Note that a message is live no more; its deliveries are kept."""
+
+
 class State:
     """All data of a store. Anyone may read it; only ``transitions`` changes it."""
 
@@ -87,7 +99,7 @@ class State:
         self.pending = PendingMessages()
         self.retained: dict[int, None] = {}  # channels with a retention other than Forever
         self.deliveries: dict[int, dict[str, Delivery]] = {}  # inner dicts are replaced
-        self.queues: dict[str, Lanes] = {}  # participant -> live messages not received
+        self.observer: DeliveryObserver | None = None  # of a library that keeps queues
         self.relay_ids: dict[str, int] = {}
         self.index = MessageIndex()
         self.subscriptions: dict[int, Subscription] = {}
@@ -222,21 +234,15 @@ class State:
     def set_deliveries(
         self, message_id: int, known: dict[str, Delivery], moved: dict[str, Delivery]
     ) -> None:
-        """Store changed deliveries, and update queues and timers."""
+        """Store changed deliveries, and update timers."""
         # a new dict, never a change of the old one: a snapshot may hold that
         self.deliveries[message_id] = known | moved
         message = self.messages.get(message_id)
         for recipient, delivery in moved.items():
             if delivery.due_ms:
                 self.timers.add(delivery.due_ms, message_id, recipient)
-            if message is None:
-                continue
-            if delivery.queued:
-                if recipient not in self.queues:
-                    self.queues[recipient] = Lanes()
-                self.queues[recipient].add(message)
-            elif recipient in known and known[recipient].queued:
-                self.queues[recipient].remove(message)
+        if self.observer is not None and message is not None:
+            self.observer.deliveries_moved(message, known, moved)
         limited = self.pending
         if limited.held or limited.pending:
             if message is not None:
@@ -350,13 +356,6 @@ class State:
     def load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
         """Like ``set_deliveries`` for all messages at once, when a store is opened."""
         self.deliveries = deliveries
-        queued: dict[str, list[Message]] = {}
-        for message_id, records in deliveries.items():
-            message = self.messages.get(message_id)
-            for recipient, delivery in records.items():
-                if delivery.queued and message is not None:
-                    queued.setdefault(recipient, []).append(message)
-        self.queues = {recipient: Lanes(messages) for recipient, messages in queued.items()}
         self.load_timers()
 
     def load_timers(self) -> None:
@@ -392,9 +391,8 @@ class State:
                 self.kept[message.channel_id] -= self._weight(message)
             self.pending.release(message)
             self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
-            for recipient, delivery in self.deliveries.get(message.id, {}).items():
-                if delivery.queued:
-                    self.queues[recipient].remove(message)
+            if self.observer is not None:
+                self.observer.message_dropped(message)
         return gone
 
     def find_next_forget_ms(self) -> int | None:

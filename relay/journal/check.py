@@ -155,6 +155,10 @@ class SegmentInspector:
         """Verify the records, the footer, the checksum, and the entry in the catalog."""
         for _ in self.records():
             pass
+        self.finish()
+
+    def finish(self) -> None:
+        """Verify the footer and the entry, once all ``records`` were read."""
         if self.footer is not None:
             self._verify_footer(self.footer)
         if self.entry is not None and self.entry.sealed:

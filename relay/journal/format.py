@@ -18,7 +18,6 @@ from enum import IntFlag
 from struct import Struct
 from typing import NamedTuple
 
-from awscrt.checksums import crc64nvme
 from isal.isal_zlib import crc32
 
 from relay.base.errors import FormatError, VersionError
@@ -78,6 +77,8 @@ class Footer(NamedTuple):
 
 def crc64(data: bytes | memoryview, before: int = 0) -> int:
     """CRC-64/NVME; ``before`` is the crc of the preceding bytes."""
+    from awscrt.checksums import crc64nvme  # 40 ms, which most commands do not need
+
     return int(crc64nvme(data, before))
 
 

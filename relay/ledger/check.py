@@ -10,13 +10,16 @@ from functools import cache
 from relay.base.errors import LedgerDamaged
 from relay.base.finding import Finding, Severity
 from relay.ledger.file import (
+    OLDEST_VERSION,
+    REBUILD,
+    SCHEMA_VERSION,
     LedgerContent,
     integrity_problems,
     ledger_content,
     open_snapshot,
 )
 from relay.ledger.ledger import SKIPPED
-from relay.ledger.schema import SCHEMA_VERSION, schema_sql
+from relay.ledger.schema import schema_sql
 
 WHAT = "ledger"
 RESTORE = "restore a backup with `relay ledger restore FILE`; the next start replays the rest"
@@ -71,6 +74,10 @@ def check(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
     if version > SCHEMA_VERSION:
         found = f"its schema is {version}, this agent-relay supports {SCHEMA_VERSION}"
         yield Finding(WHAT, path, found, "use the newer agent-relay that wrote it")
+    elif version < OLDEST_VERSION:
+        expected = f"schema {OLDEST_VERSION} or {SCHEMA_VERSION}"
+        found = f"schema {version}, of a preview of agent-relay"
+        yield Finding(WHAT, path, found, REBUILD, expected=expected)
     elif version < SCHEMA_VERSION:
         found = f"its schema is {version}, from an earlier agent-relay"
         advice = f"no action needed: the next start copies and upgrades it to {SCHEMA_VERSION}"

@@ -199,6 +199,21 @@ class DeliveryTable:
             ],
         )
 
+    def discard(self, letters: Iterable[tuple[str, int]]) -> None:
+        """Record that dead letters, (message id, when), were discarded: nothing waits any more."""
+        self._db.executemany(
+            "UPDATE deliveries SET discarded_at = ? WHERE message_id = ? AND state = 'dead'",
+            [(at, message_id) for message_id, at in letters],
+        )
+
+    def waiting_letters(self) -> set[str]:
+        """The message ids of dead deliveries that were neither replayed nor discarded."""
+        found = self._db.execute(
+            "SELECT DISTINCT message_id FROM deliveries WHERE state = 'dead' "
+            "AND discarded_at IS NULL"
+        )
+        return {row[0] for row in found}
+
     def mark_read(self, taken: Iterable[ReadDelivery | tuple[str, str, int]], now_ns: int) -> None:
         """Record files that left the inbox, unless a later attempt has been written since.
 

@@ -21,9 +21,13 @@ from relay.base.errors import (
     LedgerError,
     LedgerMissing,
     RowRefused,
+    VersionError,
     run_as,
 )
 
+SCHEMA_VERSION = 6  # of schema.sql
+OLDEST_VERSION = 5  # that is migrated; those before were of previews
+REBUILD = "`relay ledger rebuild` makes it from the journal, and keeps what the journal lacks"
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds
 PAUSE_S = 0.002  # between two slices, so that the writer gets the disk
 UNREADABLE = "name a ledger's backup; `relay ledger rebuild` rebuilds ledger.db from the journal"
@@ -225,6 +229,36 @@ def open_readonly(path: str) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def open_current(path: str) -> Connection:
+    """Open a ledger of the current schema for reading.
+
+    Errors: those of ``open_readonly``; LedgerError when an earlier relay wrote it, VersionError
+    when a newer one did.
+    """
+    connection = open_readonly(path)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == SCHEMA_VERSION:
+        return connection
+    connection.close()
+    if version > SCHEMA_VERSION:
+        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
+    require_migratable(path, version)
+    raise LedgerError(
+        f"{path} is of an earlier agent-relay: its schema is {version}, expected {SCHEMA_VERSION}",
+        hint="the next `relay up` upgrades it, and keeps a copy of it as it is",
+    )
+
+
+def require_migratable(path: str, version: int) -> None:
+    """Errors: LedgerError for a schema that is not migrated any more."""
+    if version < OLDEST_VERSION:
+        raise LedgerError(
+            f"{path} is of a preview of agent-relay: its schema is {version}, expected"
+            f" {OLDEST_VERSION} or {SCHEMA_VERSION}",
+            hint=REBUILD,
+        )
 
 
 def _is_read_only(path: str) -> bool:

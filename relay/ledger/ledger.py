@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from relay.base.errors import LedgerDamaged, LedgerError, RowRefused
+from relay.base.incidents import Refusal
 from relay.base.names import shown
 from relay.ledger import file as ledger_file
 from relay.ledger.agents import AgentTable, ProcessTable
@@ -62,11 +63,13 @@ class MessageRow(NamedTuple):
     file_inode: int | None
     message_type: str | None
     target: str | None
+    last_error_code: str | None = None
 
 
 _ROW = (
     "SELECT message_id, agent_name, file_path, checksum, status, discovered_at, retry_count, "
-    "last_error, file_size, file_mtime_ns, file_inode, message_type, target FROM messages "
+    "last_error, file_size, file_mtime_ns, file_inode, message_type, target, last_error_code "
+    "FROM messages "
 )
 _OPEN = "status IN ('pending', 'processing', 'completed')"
 # One statement for the rows of a batch: a third of the time of one for each row.
@@ -263,13 +266,16 @@ class Ledger:
         """Archive completed work: (message id, path in the archive; None: it has no file)."""
         self._db.execute(_ARCHIVE, (now_ns, ledger_file.as_json(moved)))
 
-    def fail(self, failures: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """Mark (message id, reason) as failed."""
+    def fail(self, failures: Iterable[tuple[str, Refusal]], now_ns: int) -> None:
+        """Mark messages, by id, as failed."""
         self._db.executemany(
             "UPDATE messages SET status = 'failed', retry_count = retry_count + 1, "
-            "last_error = ?, processed_at = ? "
+            "last_error = ?, last_error_code = ?, processed_at = ? "
             "WHERE message_id = ? AND status IN ('pending', 'processing')",
-            [(reason, now_ns, message_id) for message_id, reason in failures],
+            [
+                (refusal.reason, refusal.code or None, now_ns, message_id)
+                for message_id, refusal in failures
+            ],
         )
 
     def set_path(self, moved: Iterable[tuple[str, str]]) -> None:
@@ -313,14 +319,23 @@ class Ledger:
         file_name: str,
         inode: int,
         mtime_ns: int,
-        reason: str,
+        refusal: Refusal,
         nack_id: str,
         now_ns: int,
     ) -> None:
         """Record the rejection of a file that gets no row in ``messages``."""
         self._db.execute(
-            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (agent, shown(file_name), inode, mtime_ns, reason, nack_id, now_ns),
+            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                agent,
+                shown(file_name),
+                inode,
+                mtime_ns,
+                refusal.reason,
+                nack_id,
+                now_ns,
+                refusal.code or None,
+            ),
         )
 
     def import_row(self, table: str, row: dict[str, object]) -> None:

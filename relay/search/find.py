@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import re2
 
 from relay.base.clock import NS_PER_S
-from relay.engine.query import compile_pattern
 from relay.ledger.file import first_id_since
 from relay.search.index import DISORDER, Entry, Index, translated_errors
 from relay.search.query import (
@@ -56,7 +55,11 @@ def find(index: Index, query: Query, limit: int, ledger: str = "") -> Found:
     ``ledger``: path of the ledger, for ``is:`` and ``since:``. Errors: SearchIndexError;
     ValidationFailed for an invalid regular expression.
     """
-    pattern = None if query.regex is None else compile_pattern(query.regex)
+    pattern = None
+    if query.regex is not None:
+        from relay.engine.query import compile_pattern
+
+        pattern = compile_pattern(query.regex)
     with translated_errors(index.path):
         if query.states or query.since is not None:
             _attach(index.db, ledger)

@@ -25,6 +25,7 @@ import msgspec
 
 from relay.acomm.model import Message
 from relay.base import fsio
+from relay.base.config import Config
 from relay.base.errors import RelayError
 
 VERSION = 3
@@ -117,6 +118,15 @@ class Entry(NamedTuple):
     archived: int
     recipients: str  # JSON
     body: str
+
+
+def why_no_index(config: Config) -> str:
+    """The setting by which a home has no search index; empty if it has one."""
+    if not config.search.index:
+        return "search.index is off"
+    if config.store.encrypt and not config.search.sealed:
+        return "the store is encrypted (search.sealed allows an index, which is not)"
+    return ""
 
 
 class Position(NamedTuple):

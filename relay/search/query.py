@@ -19,7 +19,6 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, parse_time
 from relay.base.errors import InvalidQuery, ValidationFailed
 from relay.base.names import uuid4_of
-from relay.engine.rules import match_mode, topic_matches
 from relay.ledger import NOT_CANCELLED
 from relay.search.index import Entry
 
@@ -41,7 +40,7 @@ STATES = {
     "overdue": f"obligation = 'open' AND due_at <= {_NOW}",
     "failed": f"({_FAILED}) AND {NOT_CANCELLED}",
     REFUSED: "0",
-    "dead": f"({_FAILED}) AND state = 'dead'",
+    "dead": f"({_FAILED}) AND state = 'dead' AND discarded_at IS NULL",
     "expired": f"({_FAILED}) AND state = 'expired' AND {NOT_CANCELLED}",
     "bounced": f"({_FAILED}) AND state = 'bounced'",
     "late": "obligation = 'answered' AND reminders > 0",
@@ -144,6 +143,8 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     if not value:
         raise InvalidQuery(f"{key}: has no value", hint=_HINT.format(f"{key}:"))
     if key == "topic":
+        from relay.engine.rules import match_mode
+
         try:
             match_mode(value)
         except ValidationFailed as exc:
@@ -206,6 +207,8 @@ def matches(
 
 def any_topic_matches(topic: str | None, patterns: tuple[str, ...]) -> bool:
     """True if a topic, which a message may lack, matches one of these patterns."""
+    from relay.engine.rules import topic_matches  # loads the engine: few ask for a topic
+
     return topic is not None and any(topic_matches(topic, one) for one in patterns)
 
 

@@ -57,12 +57,13 @@ class ListedAgent(NamedTuple):
 
 def list_agents(home: Home, now_ns: int) -> list[ListedAgent]:
     """List all agents by name. Errors: LedgerError."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT name, status, reason, changed_at, pid, registered_at, last_seen_at, note, "
-            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead') AS dead, "
+            "(SELECT count(*) FROM deliveries WHERE recipient = name AND state = 'dead' "
+            "AND discarded_at IS NULL) AS dead, "
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND obligation = 'open') "
             "AS owed "
             "FROM agents ORDER BY name"
@@ -117,11 +118,11 @@ def agent_facts(one: ListedAgent, now_ns: int) -> dict[str, object]:
 
 def agent_page(home: Home, name: str, now_ns: int) -> dict[str, Any]:
     """Collect what the list of agents does not show."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
     from relay.search.query import Query
     from relay.views.messages import find_rows
 
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         process = db.execute("SELECT * FROM processes WHERE name = ?", (name,)).fetchone()
         owed = db.execute(_OWED, {"name": name, "now": now_ns}).fetchone()
     inbox = _files(home, name, "inbox")
@@ -274,12 +275,12 @@ def process_facts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def reached_by_all(home: Home, sender: str) -> tuple[list[str], int]:
     """The agents that a message to `*` goes to, and how many of them have a session to wake."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
     from relay.reach.session import load_sessions
 
     present = "SELECT name FROM agents WHERE status = 'active'"  # others get no broadcast
     try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             names = {row[0] for row in db.execute(present)}
     except LedgerError:  # no relay has run here yet
         names = set(home.agent_names())

@@ -34,7 +34,6 @@ from relay.views.agents import ListedAgent, list_agents
 from relay.views.ids import messages_in, read_file
 from relay.views.message import read_message
 from relay.views.sessions import ENDED, UNSEEN
-from relay.views.store import read_store
 
 KNOWN = "attention.json"  # in the home
 FOREVER = 1 << 62
@@ -59,7 +58,7 @@ SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
     coalesce((SELECT max(at) FROM audit_log AS a WHERE a.message_id = d.message_id
               AND a.recipient = d.recipient AND a.new_status = 'dead'), d.written_at, d.staged_at)
 FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.state = 'dead' ORDER BY d.message_id DESC LIMIT ?"""
+WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY d.message_id DESC LIMIT ?"""
 _REFUSED = """
 SELECT d.message_id, d.recipient, d.written_at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
@@ -153,9 +152,9 @@ def _is_hushed(item: Item, entry: tuple[int, int] | None, now_ns: int) -> bool:
 
 def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
     """Yield what messages wait for: questions, mail, dead letters, refusals, what is held."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         asked = db.execute(_ASKED, (OPERATOR, MOST)).fetchall()
         mail = db.execute(_MAIL, (ORCHESTRATOR, OPERATOR)).fetchone()
         dead = db.execute(_DEAD, (MOST,)).fetchall()
@@ -169,10 +168,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         notices = f", {mail[2]} of them by the relay" if mail[2] else ""
         what = f"{plural(mail[0], 'unread message')} for the operator{notices}"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
-    kept = _dead_letters(home) if dead else None
     for message_id, recipient, sender, why, at in dead:
-        if kept is not None and message_id not in kept:
-            continue
         what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
         command = f"relay dead replay {message_id}"
         key = f"{message_id}:{recipient}"
@@ -192,13 +188,6 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
-
-
-def _dead_letters(home: Home) -> set[str | None] | None:
-    """The ids of dead letters that were not discarded: the store knows; None: it cannot be read."""
-    with contextlib.suppress(RelayError, OSError):
-        return {one.message.relay_id for one in read_store(home).retries.dead_letters()}
-    return None
 
 
 def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> tuple[Item, int]:
@@ -240,9 +229,9 @@ def _refusal(home: Home, nack_id: str, at: int, recipient: str) -> Item:
 
 def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
     """Yield agents that need a person: blocked, failing, gone or idle with answers owed."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         unread = {row[0]: (row[1], row[2]) for row in db.execute(_UNREAD_SINCE)}
         ended = db.execute(_ENDED, (MOST,)).fetchall()
     for name, at, why in ended:

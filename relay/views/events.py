@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from relay.base import outcomes
 from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import READ, Home
@@ -134,7 +133,7 @@ class EventCursor:
         ).fetchone()
         if found is None:
             return None
-        facts = outcomes.delivery_fields(found)
+        facts = dict(found)
         if new == "read":
             return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
         if new == "acked" and (facts["acked_at"] or 0) - row["at"] > SAME_ANSWER_NS:

@@ -151,10 +151,10 @@ def begins(message_id: str, given: str) -> bool:
 
 def _in_ledger(home: Home, given: str) -> set[str]:
     """Return the ids in the ledger that begin with ``given`` in either part, or are it."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     try:
-        db = open_readonly(home.path(LEDGER))
+        db = open_current(home.path(LEDGER))
     except LedgerError:
         return set()  # the mailboxes have what is there
     with contextlib.closing(db):

@@ -100,20 +100,20 @@ def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _ledger_rows(home: Home, query: str, message_id: str) -> list[Any]:
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             return db.execute(query, (message_id,)).fetchall()
     except LedgerError:
         return []
 
 
 def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             return outcomes.read_deliveries(db, "message_id = ?", message_id)
     except LedgerError:
         return []

@@ -28,6 +28,7 @@ from relay.views.times import local_iso
 if TYPE_CHECKING:
     import sqlite3
 
+    from relay.base.config import Config
     from relay.base.home import Home
     from relay.search.find import Found
     from relay.search.follow import Behind, Source
@@ -51,16 +52,12 @@ class Rows(NamedTuple):
 
 def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     """The messages found, and a note about what was searched."""
-    from relay.base.clock import Clock
     from relay.base.config import load
-    from relay.daemon.opening import store_key
-    from relay.daemon.search_filler import KINDS, source_of, why_no_index
-    from relay.engine.query import compile_pattern
-    from relay.search.find import find, ledger_ids
-    from relay.search.index import SearchIndexDamaged, remove_index
-    from relay.search.scan import scan
+    from relay.search.index import why_no_index
 
     if query.regex is not None:
+        from relay.engine.query import compile_pattern
+
         compile_pattern(query.regex)
     query = query._replace(
         beside=tuple(_message_ids(home, query.named_threads)),
@@ -68,6 +65,46 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     )
     config = load(home)
     why = why_no_index(config)
+    if not why and (found := _in_full_index(home, query, limit)) is not None:
+        return found, ""
+    return _look_up_slowly(home, config, why, query, limit)
+
+
+def _in_full_index(home: Home, query: Query, limit: int) -> Found | None:
+    """The messages found in the index of a relay that runs; None if the index lacks any.
+
+    That saves reading the journal, and loading what reads it: the ledger says how far it is.
+    """
+    from relay.ledger.file import open_current
+    from relay.search.find import find
+    from relay.search.index import Index
+
+    if lock_holder(home) is None:
+        return None
+    with contextlib.suppress(RelayError, OSError), Index(home.path(SEARCH)) as index:
+        has = index.position()
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
+            position = "SELECT value FROM orchestrator_state WHERE key = 'journal'"
+            row = db.execute(position).fetchone()
+        if has is not None and row is not None and has.offset >= int(row[0]):
+            return find(index, query, limit, home.path(LEDGER))
+    return None
+
+
+def _look_up_slowly(
+    home: Home, config: Config, why: str, query: Query, limit: int
+) -> tuple[Found, str]:
+    """The same from an index that may lack the newest, or of the store itself.
+
+    ``why``: the home has no index; empty if it has one.
+    """
+    from relay.base.clock import Clock
+    from relay.daemon.opening import store_key
+    from relay.daemon.search_filler import KINDS, source_of
+    from relay.search.find import find, ledger_ids
+    from relay.search.index import SearchIndexDamaged, remove_index, why_no_index
+    from relay.search.scan import scan
+
     if not why:
         try:
             source = source_of(home, config, Clock(), store_key(home, config, make=False))
@@ -84,9 +121,9 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
             why = f"no search index: {Finding.of_error('', exc).text}"
     in_state = None
     if query.states or query.since is not None:
-        from relay.ledger.file import open_readonly
+        from relay.ledger.file import open_current
 
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             in_state = ledger_ids(db, query)
     found = scan(read_store(home), query, limit, KINDS, in_state)
     is_told = query.texts or query.regex is not None or not why_no_index(config)
@@ -195,7 +232,8 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
             raise
         rows = [_facts(*one) for one in found.entries[offset : offset + limit]]
         has_more = found.has_more
-        note = note or f"what became of them is not known: {exc}"
+        why = "; ".join(filter(None, (str(exc), exc.hint)))
+        note = note or f"what became of them is not known: {why}"
     if not rows:
         _check_names(home, query)
     return Rows(rows, has_more, note)
@@ -205,11 +243,11 @@ def _by_ledger(
     home: Home, query: Query, found: Found, limit: int, offset: int
 ) -> tuple[list[dict[str, Any]], bool]:
     """The rows of what was found and what was refused, with what became of them."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
     from relay.search.query import largest_first, sort_key
 
     entries, rows = [*found.entries], []
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         entries += [(one, "") for one in _refused(db, home, query)]
         entries.sort(key=lambda one: sort_key(query, one[0]), reverse=largest_first(query))
         for row in _rows(db, query, entries[offset : offset + limit]):
@@ -246,7 +284,6 @@ def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry
     """
     from relay.search.index import Entry
     from relay.search.query import REFUSED, matches
-    from relay.search.scan import searcher
 
     of_accepted = (query.threads, query.named_threads, query.answered, query.types, query.channels)
     if any(of_accepted) or query.topics or query.priorities or query.with_attachment:
@@ -254,7 +291,11 @@ def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry
     has_text = bool(query.texts) or query.regex is not None
     if not {REFUSED, "failed"} & {*query.states} if query.states else has_text:
         return
-    regex = None if query.regex is None else searcher(query.regex)
+    regex = None
+    if query.regex is not None:
+        from relay.search.scan import searcher
+
+        regex = searcher(query.regex)
     for number, message_id, at, changed, sender, target, kind, path in db.execute(_REFUSED):
         if query.since is not None and changed < query.since * NS_PER_S:
             continue
@@ -310,7 +351,7 @@ def _rows(
         facts, number = _facts(entry, channel), entry.relay_id or ""
         row, all_of_it = messages.get(number), deliveries.get(number, [])
         if entry.id < 0:
-            yield facts | outcomes.refused(_reason_of_rejection(db, number))
+            yield facts | outcomes.refused(*_rejection(db, number))
         elif row is None:
             yield facts
         elif wanted is None or row["status"] == "failed":
@@ -320,6 +361,28 @@ def _rows(
                 if (number, one["recipient"]) in wanted:
                     names = {"to": one["recipient"], "recipients": [one["recipient"]]}
                     yield facts | names | outcomes.facts(row, [one], now_ns)
+
+
+def became_of(home: Home, recipient: str, message_ids: list[str]) -> dict[str, dict[str, Any]]:
+    """When these were sent, and what became of them for a recipient, by id.
+
+    Empty where the ledger cannot be read.
+    """
+    from relay.ledger.file import open_current
+
+    ids = json.dumps(message_ids)
+    which, found = "message_id IN (SELECT value FROM json_each(?))", dict[str, dict[str, Any]]()
+    with contextlib.suppress(RelayError):
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
+            rows = db.execute(f"SELECT * FROM messages WHERE {which}", (ids,))
+            messages = {row["message_id"]: row for row in rows}
+            mine = f"{which} AND recipient = ?"
+            now_ns = time.time_ns()
+            for one in outcomes.read_deliveries(db, mine, ids, recipient):
+                if (row := messages.get(one["message_id"])) is not None:
+                    at = iso_time(row["discovered_at"])[:19] + "Z"
+                    found[row["message_id"]] = {"at": at, **outcomes.facts(row, [one], now_ns)}
+    return found
 
 
 def _wanted(
@@ -333,10 +396,11 @@ def _wanted(
     return frozenset((row[0], row[1]) for row in db.execute(sql, (ids, *values)))
 
 
-def _reason_of_rejection(db: sqlite3.Connection, name: str) -> str | None:
-    sql = "SELECT reason FROM rejections WHERE file_name IN (?, ?) ORDER BY at DESC"
+def _rejection(db: sqlite3.Connection, name: str) -> tuple[str | None, str | None]:
+    """Reason and code of a refusal without a row of its own."""
+    sql = "SELECT reason, code FROM rejections WHERE file_name IN (?, ?) ORDER BY at DESC"
     row = db.execute(sql, (name, name + MSG_SUFFIX)).fetchone()
-    return None if row is None else row[0]
+    return (None, None) if row is None else (row["reason"], row["code"])
 
 
 def _facts(entry: Entry, channel: str) -> dict[str, Any]:
@@ -365,7 +429,7 @@ def _facts(entry: Entry, channel: str) -> dict[str, Any]:
         "thread": entry.thread or entry.correlation,
         "re": entry.re,
         "status": "archived" if entry.archived else "unknown",  # where the ledger lacks it
-        **dict.fromkeys(("outcome", "reason", "due_at")),
+        **dict.fromkeys(("outcome", "reason", "code", "due_at")),
         "reminders": 0,
         "content": entry.body,
     }

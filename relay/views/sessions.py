@@ -71,10 +71,10 @@ def latest_calls(home: Home) -> dict[str, int]:
 
 def last_rings(home: Home, agent: str) -> list[dict[str, Any]]:
     """The last rings of an agent by the ledger, newest first; none if it cannot be read."""
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     try:
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             rows = db.execute(_RINGS, (agent, RINGS)).fetchall()
     except (RelayError, OSError):
         return []

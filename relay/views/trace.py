@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from relay.base import outcomes
 from relay.base.clock import NS_PER_MS, NS_PER_S, local_time
-from relay.base.errors import LedgerError, NotFound, RelayError, UnsafePath
+from relay.base.errors import NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
@@ -50,6 +50,7 @@ _WORDS = {
     "returned": "not seen by {}, to be shown again",
     "rung": "{} was rung",
     "reminded": "{} was reminded",
+    "discarded": "its dead letter for {} was discarded",
     "told": "{} was told",
     "about": "{} sent a message about it",
     REMOVED: "removed from the inbox of {}, not seen in .read",
@@ -58,7 +59,8 @@ _WORDS = {
 # What became of a message's deliveries; a ring is of an agent, for all that waited.
 _LOG = """
 SELECT * FROM audit_log WHERE message_id = ? AND recipient IS NOT NULL
-AND new_status NOT IN ('asked', 'reminded', 'given_up', 'offered', 'in_context', 'returned')
+AND new_status NOT IN
+    ('asked', 'reminded', 'given_up', 'offered', 'in_context', 'returned', 'discarded')
 ORDER BY id"""
 
 
@@ -81,10 +83,10 @@ def trace_message(home: Home, given: str) -> tuple[dict[str, Any], str]:
 
     ``given``: an id, or the beginning of either part. Errors: NotFound.
     """
-    from relay.ledger.file import open_readonly
+    from relay.ledger.file import open_current
 
     message_id, note = resolve_id(home, given), ""
-    with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
         try:
             facts = read_trace(db, message_id)
         except NotRecorded:  # the relay may have recorded it in the meantime: look again
@@ -139,9 +141,8 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         return _rejected(db, message_id)
     deliveries = outcomes.read_deliveries(db, "message_id = ?", message_id)
     log: dict[str, list[sqlite3.Row]] = {}
-    with contextlib.suppress(LedgerError):  # of an earlier schema
-        for one in db.execute(_LOG, (message_id,)):
-            log.setdefault(one["recipient"], []).append(one)
+    for one in db.execute(_LOG, (message_id,)):
+        log.setdefault(one["recipient"], []).append(one)
     hops = [Hop(row["discovered_at"], "discovered", None)]
     for one in deliveries:
         hops += delivery_hops(one, log.get(one["recipient"], ()))
@@ -161,6 +162,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "processed_at": row["processed_at"],
         "retries": row["retry_count"],
         "error": row["last_error"],
+        "code": row["last_error_code"],
         "deliveries": [_delivery(one) for one in deliveries],
         "hops": [hop._asdict() for hop in sort_hops(hops)],
     }
@@ -182,6 +184,7 @@ def _delivery(row: outcomes.Fields) -> dict[str, Any]:
         "answer_text": row["answer_text"],
         "obligation": row["obligation"],
         "reminders": row["reminders"],
+        "discarded_at": row["discarded_at"],
         "due_at": row["due_at"],
         "error": row["last_error"],
     }
@@ -202,6 +205,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "status": "rejected",
         "outcome": f"refused: {row['reason']}",
         "error": row["reason"],
+        "code": row["code"],
         "answer": row["nack_id"],
         "discovered_at": row["at"],
         "deliveries": [],
@@ -276,6 +280,8 @@ def delivery_hops(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> li
             hops.append(Hop(at, delivery["state"], name, delivery["attempt"]))
         last = max(n for n, hop in enumerate(hops) if hop.what == delivery["state"])
         hops[last] = hops[last]._replace(detail=delivery["last_error"])
+    if delivery["discarded_at"]:
+        hops.append(Hop(delivery["discarded_at"], "discarded", name))
     if delivery["acked_at"]:
         hops.append(Hop(delivery["acked_at"], "acked", name, detail=delivery["ack_status"]))
     return sort_hops(hops)
@@ -285,8 +291,6 @@ def offer_hops(
     db: sqlite3.Connection, message_id: str, deliveries: Iterable[Mapping[str, Any]]
 ) -> Iterator[Hop]:
     """Yield what hooks showed of a message and what came of it, and rings while it waited."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'offers'").fetchone():
-        return  # a ledger of an earlier version
     query = "SELECT * FROM offers WHERE message_id = ? ORDER BY recipient, offer"
     for one in db.execute(query, (message_id,)):
         name, offer = one["recipient"], one["offer"]

@@ -1,7 +1,7 @@
 """The steps of an agent CLI's session, from the transcript that its hooks told of.
 
 Claude Code and Codex write JSON lines, of which these are known [doc, obs 2026-11]; what else a
-line says is left out, and a line that is not understood is no error.
+line says is left out, and a line that is not understood is passed over.
 
     claude   {"type": "user"|"assistant", "timestamp", "message": {"content": TEXT | [BLOCK …]}}
              BLOCK: {"type": "text", "text"} | {"type": "tool_use", "name", "input"}

@@ -30,7 +30,7 @@ from relay.base.errors import (
 from relay.base.home import Home, lock_holder
 from relay.web import render, stream
 from relay.web.actions import ACTIONS, Action
-from relay.web.door import SIGN_IN, Door, Refusal
+from relay.web.door import SIGN_IN, Door, HttpRefusal
 from relay.web.pages import PAGES, Asked, Page, page_facts
 
 JSON = ".json"
@@ -145,7 +145,7 @@ class Web:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what the door does not let through."""
-        refusal: Refusal = scope["relay.refusal"]
+        refusal: HttpRefusal = scope["relay.refusal"]
         is_unknown = refusal.status is HTTPStatus.UNAUTHORIZED
         if not is_unknown or scope["path"].endswith(JSON) or scope["method"] == "POST":
             response = self._plain(scope, refusal.status, refusal.text)

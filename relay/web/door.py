@@ -48,7 +48,7 @@ HEADERS = {
 }
 
 
-class Refusal(NamedTuple):
+class HttpRefusal(NamedTuple):
     """Why a request gets no further."""
 
     status: HTTPStatus
@@ -85,23 +85,25 @@ class Door:
             scope["relay.refusal"] = refusal
             await self._refuse(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> HttpRefusal | None:
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
         if headers.getlist("host") != [self._host]:
-            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"this is http://{self._host}/")
+            return HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, f"this is http://{self._host}/")
         if method not in METHODS:
-            return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"expected {', '.join(METHODS)}")
+            return HttpRefusal(HTTPStatus.METHOD_NOT_ALLOWED, f"expected {', '.join(METHODS)}")
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_TARGET:
             text = f"the address is longer than {MOST_TARGET} characters"
-            return Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, text)
+            return HttpRefusal(HTTPStatus.REQUEST_URI_TOO_LONG, text)
         if refusal := _of_body(headers, method):
             return refusal
         if method == "POST" and headers.getlist("origin") != [f"http://{self._host}"]:
-            return Refusal(HTTPStatus.FORBIDDEN, "only pages of this server change something")
+            return HttpRefusal(HTTPStatus.FORBIDDEN, "only pages of this server change something")
         if method == "POST" and headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return Refusal(HTTPStatus.FORBIDDEN, "only pages of this server change something")
+            return HttpRefusal(HTTPStatus.FORBIDDEN, "only pages of this server change something")
         if path not in OPEN_PATHS and not self._is_operator(headers):
-            return Refusal(HTTPStatus.UNAUTHORIZED, "the key that `relay web` printed is missing")
+            return HttpRefusal(
+                HTTPStatus.UNAUTHORIZED, "the key that `relay web` printed is missing"
+            )
         return None
 
     def _is_operator(self, headers: Headers) -> bool:
@@ -120,17 +122,17 @@ class Door:
         return hmac.compare_digest(value.encode("latin-1", "replace"), self._secret.encode())
 
 
-def _of_body(headers: Headers, method: str) -> Refusal | None:
+def _of_body(headers: Headers, method: str) -> HttpRefusal | None:
     """A body is a form of a POST, and its length is known."""
     length = headers.get("content-length")
     if method != "POST":
         if length not in (None, "0") or "transfer-encoding" in headers:
-            return Refusal(HTTPStatus.BAD_REQUEST, f"{method} has no body")
+            return HttpRefusal(HTTPStatus.BAD_REQUEST, f"{method} has no body")
         return None
     if length is None or not length.isdecimal() or "transfer-encoding" in headers:
-        return Refusal(HTTPStatus.LENGTH_REQUIRED, "expected Content-Length")
+        return HttpRefusal(HTTPStatus.LENGTH_REQUIRED, "expected Content-Length")
     if int(length) > MOST_FORM:
-        return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_FORM} bytes")
+        return HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_FORM} bytes")
     if headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"expected {FORM}")
+        return HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"expected {FORM}")
     return None

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from relay.audit.digest import make_digest
 from relay.audit.summary import REPORT, SUMMARY, read_summary
 from relay.base.clock import NS_PER_S, iso_time, parse_time
 from relay.base.home import LEDGER, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import ask
 from relay.doctor import examine
+from relay.views.digest import make_digest
 from relay.views.sessions import agent_states, last_rings
 
 Facts = dict[str, Any]

@@ -138,7 +138,7 @@ def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
         found.append("complete")
     if os.path.lexists(home.path("agents", OPERATOR, "inbox", trace["message_id"] + MSG_SUFFIX)):
         found.append("read")
-    if "dead" in states:
+    if any(one["state"] == "dead" and not one["discarded_at"] for one in trace["deliveries"]):
         found += ["replay", "discard"]
     if trace["from"] == OPERATOR and states & {"staged", "written", "held"}:
         found.append("cancel")

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from relay.base.errors import LedgerError, RelayError
 from relay.base.home import LEDGER, SESSIONS, Home, lock_holder
-from relay.ledger.file import open_readonly
+from relay.ledger.file import open_current
 
 POLL_S = 0.25
 BEAT_S = 15.0  # so that a cut connection is noticed, too
@@ -34,7 +34,7 @@ def position(home: Home) -> str:
     """Where the home is now: equal as long as no page would be different."""
     row: tuple[object, ...] = (None,)
     with contextlib.suppress(LedgerError):
-        with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
             row = tuple(db.execute(_POSITION).fetchone())
     beside = (row[1:], lock_holder(home), _changed(home.path(SESSIONS)))
     return f"{row[0] or 0}-{zlib.crc32(repr(beside).encode()):08x}"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from relay.daemon.process import tune_process
 from scripts.benchmarks import (
     audit_acomm,
-    audit_ledger,
     audit_live,
     audit_runs,
     drain,
@@ -47,10 +46,9 @@ IDLE_AGENTS = 1_000
 RINGS = 100
 HOOK_CALLS = 100
 MCP_CALLS = 200
-AUDIT_ROWS = 1_000_000
 AUDIT_MESSAGES = 2_000
 # The audits' parts; ``audit`` is all of them.
-AUDITS = ("audit_acomm", "audit_ledger", "audit_live", "audit_runs")
+AUDITS = ("audit_acomm", "audit_live", "audit_runs")
 PEERS = "peers"  # only where it is named: it needs other packages
 CASES = (
     "audit",
@@ -76,7 +74,7 @@ def main() -> None:
     known = ", ".join((*CASES, *AUDITS, PEERS))
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{known} [all]")
     parser.add_argument("--dir", help="parent of the temporary directories [the system's]")
-    parser.add_argument("--large", action="store_true", help="audit: also five million messages")
+    parser.add_argument("--large", action="store_true", help="audit: also 500,000 messages")
     arguments = parser.parse_args()
     cases = arguments.cases or CASES
     if unknown := set(cases) - {*CASES, *AUDITS, PEERS}:
@@ -122,8 +120,6 @@ def run_audits(cases: Sequence[str], base: str | None, *, large: bool) -> None:
     cases = AUDITS if "audit" in cases else cases
     if "audit_acomm" in cases:
         audit_acomm.run(base)
-    if "audit_ledger" in cases:
-        audit_ledger.run(base, rows=AUDIT_ROWS)
     if "audit_live" in cases:
         audit_live.run(base, agents=LATENCY[0], messages=AUDIT_MESSAGES)
     if "audit_runs" in cases:

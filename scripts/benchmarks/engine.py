@@ -33,7 +33,7 @@ from relay.acomm.sections import split
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.names import uuid4_of
-from relay.engine import ChannelType, CommStore, Message, MessageFilter, MessageType
+from relay.commstore import ChannelType, CommStore, Message, MessageFilter, MessageType
 from scripts.benchmarks.common import fresh_root, note, report, timed
 
 CONTENT_BYTES = 200

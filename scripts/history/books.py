@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import astuple
 
 from relay.base.clock import NS_PER_MS
+from relay.base.incidents import Refusal
 from relay.ledger.agents import ProcessRow
 from relay.ledger.ledger import FileFacts, Ledger
 
@@ -39,6 +40,7 @@ class Delivered(NamedTuple):
     answer_text: str | None = None
     obligation: str | None = None
     reminders: int = 0
+    discarded_at: int | None = None
 
 
 class Books:
@@ -61,7 +63,11 @@ class Books:
         self._waiting = 0
 
     def message(
-        self, facts: FileFacts, status: str, processed_at: int | None, last_error: str | None = None
+        self,
+        facts: FileFacts,
+        status: str,
+        processed_at: int | None,
+        refusal: Refusal | None = None,
     ) -> None:
         """Add a finished row, in order of discovery."""
         self.messages += 1
@@ -78,7 +84,7 @@ class Books:
                 *values[7:],
                 processed_at,
                 0,
-                last_error,
+                *((refusal.reason, refusal.code) if refusal else (None, None)),
             ),
         )
 

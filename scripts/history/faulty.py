@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.incidents import IncidentKind
+from relay.base.incidents import IncidentKind, Refusal, RefusalCode
 from relay.base.message import Kind
 from relay.base.names import uuid4_of
 from relay.delivery.file_ops import render_delivered
@@ -314,7 +314,8 @@ class FaultyHistory(History):
         if "refused" in self._names:
             name, answer = f"{self._new_id(at_ns)}.msg", self._new_id(at_ns)
             reason = "its id is taken: every message needs a unique name"
-            self.books.reject((second, name, 999, at_ns, reason, answer, at_ns))
+            taken = (second, name, 999, at_ns, reason, answer, at_ns, RefusalCode.ID_TAKEN)
+            self.books.reject(taken)
             self.planted.append(planted("refused", agent=second))
 
     def _note_stuck(self, agent: str, at_ns: int, end_ns: int) -> None:
@@ -335,7 +336,8 @@ class FaultyHistory(History):
         path = path_of(f"{agent}/rejected", draft.message_id, now)
         reason = f"SIGNATURE does not match the key registered for {agent}"
         facts = replace(draft.facts, file_path=path)
-        self.books.message(facts, "failed", now, reason)
+        refusal = Refusal(RefusalCode.BAD_SIGNATURE, reason)
+        self.books.message(facts, "failed", now, refusal)
         self.books.moved(now, (draft.message_id, None), None, "pending")
         self.books.moved(now, (draft.message_id, None), "pending", "failed")
         self.books.security(now, str(IncidentKind.BAD_SIGNATURE), agent, path, reason)

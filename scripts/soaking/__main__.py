@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -14,7 +15,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,14 @@ class Soak:
         self._daemon.send_signal(number)
         self._daemon.wait(PATIENCE_S)
 
+    def end_all(self) -> None:
+        """Kill whatever still runs."""
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+        for name in self.names:
+            self.kill(name)
+
     # -- the agents ------------------------------------------------------------------------
 
     def ask(self, me: Agent, kind: Kind, name: str) -> None:
@@ -90,22 +98,30 @@ class Soak:
         name = self._rng.choice(self.names)
         what = self._rng.choice(["kill", "kill", "kill", "release", "spawn", "spawn"])
         if what == "kill":
-            for pid in self.pids(name):
-                os.kill(pid, signal.SIGKILL)
-                self.did["killed_agents"] += 1
+            self.did["killed_agents"] += self.kill(name)
         else:
             self.ask(me, Kind.SPAWN if what == "spawn" else Kind.RELEASE, name)
 
-    def pids(self, name: str) -> list[int]:
+    def kill(self, name: str) -> int:
+        """Kill the processes of an agent; the number of those that had not ended by themselves."""
+        killed = 0
+        for process in self.processes(name):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                killed += 1
+        return killed
+
+    def processes(self, name: str) -> list[psutil.Process]:
         """Processes of an agent by command line; more than one is recorded as a fault."""
         found = [
-            process.pid
+            process
             for process in psutil.process_iter(["cmdline", "status"])
             if process.info["status"] != psutil.STATUS_ZOMBIE
             and [str(WORKER), name, str(self.books)] == (process.info["cmdline"] or [])[1:4]
         ]
         if len(found) > 1:
-            (self.books / f"{name}.twice").write_text(f"{found}\n")
+            pids = [process.pid for process in found]
+            (self.books / f"{name}.twice").write_text(f"{pids}\n")
         return found
 
     # -- the whole -------------------------------------------------------------------------
@@ -128,7 +144,7 @@ class Soak:
                 time.sleep(STEP_S)
             for name in self.names:
                 self.ask(me, Kind.RELEASE, name)
-            self._until(lambda: not any(self.pids(name) for name in self.names), "agents end")
+            self._until(lambda: not any(map(self.processes, self.names)), "agents end")
             self._until(self._is_settled, "every row is at its end")
             while (answer := me.receive(0)) is not None:
                 self.did[f"heard_{answer.kind}_{_gist(answer.body)}"] += 1
@@ -139,7 +155,7 @@ class Soak:
     def _is_settled(self) -> bool:
         if any(self.home.glob("agents/*/outbox/*.msg")):
             return False
-        with closing(sqlite3.connect(self.home / "ledger.db")) as db:
+        with contextlib.closing(sqlite3.connect(self.home / "ledger.db")) as db:
             (left,) = db.execute(f"SELECT count(*) FROM messages WHERE {OPEN}").fetchone()
             (intents,) = db.execute(
                 "SELECT count(*) FROM pending_operations WHERE completed_at IS NULL"
@@ -147,7 +163,7 @@ class Soak:
         return not left and not intents
 
     def _unread(self, agent: str) -> int:
-        with closing(sqlite3.connect(self.home / "ledger.db")) as db:
+        with contextlib.closing(sqlite3.connect(self.home / "ledger.db")) as db:
             query = "SELECT count(*) FROM deliveries WHERE recipient = ? AND state = 'written'"
             return int(db.execute(query, (agent,)).fetchone()[0])
 
@@ -188,9 +204,7 @@ def soak(
     try:
         one.run(seconds, kill_every_s)
     finally:
-        for name in one.names:
-            for pid in one.pids(name):
-                os.kill(pid, signal.SIGKILL)
+        one.end_all()
     found = [*check.faults(one.home, one.books), *_ailments(one.home)]
     return {
         "case": "soak",

@@ -14,7 +14,7 @@ from relay.acomm.model import ChannelType, Message, Participant, ParticipantRole
 from relay.acomm.records import encode_channel, encode_subscription
 from relay.base.errors import FormatError, VersionError
 from relay.base.finding import Severity
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from tests.acomm.support import assemble, message, messages_body, patch, small_store
 from tests.fakes import FakeClock
 

@@ -15,7 +15,7 @@ from relay.acomm.check import check
 from relay.acomm.container import Flag
 from relay.acomm.store_file import decrypt, encrypt
 from relay.base.errors import FormatError, SealedStore
-from relay.engine import ChannelType, CommStore, MessageType
+from relay.commstore import ChannelType, CommStore, MessageType
 from tests.acomm.support import FIXTURES, STEADY, STORES, golden, message, small_store
 from tests.fakes import FakeClock
 

@@ -122,6 +122,13 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, operation: str, count: int, *codes:
     return called
 
 
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody sleeps; the list holds how long they would have."""
+    slept: list[float] = []
+    monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
+    return slept
+
+
 def relay_runs(monkeypatch: pytest.MonkeyPatch, *turns: Any) -> None:
     """Pretend that a relay holds the home's lock; while the sender waits, it does its turns."""
     left = list(turns)

@@ -13,7 +13,7 @@ from agent_sdk import Agent, MessageError, RelayError
 from relay.base import fsio
 from relay.base.errors import IntegrityError, NotFound
 from relay.base.message import MessageFile, parse
-from tests.agent_sdk.support import HandRelay, says_the_disk_is_full
+from tests.agent_sdk.support import HandRelay, fail_at, pauses, says_the_disk_is_full
 
 DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -72,16 +72,8 @@ def test_an_attachment_that_is_not_there(alice: Agent) -> None:
 def test_a_full_disk_is_waited_for_and_leaves_nothing(
     relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    slept: list[float] = []
-    failures = [errno.ENOSPC, errno.ENOSPC, errno.EIO]
-
-    def fault(operation: str, name: str) -> None:
-        if operation == fails and failures:
-            code = failures.pop(0)
-            raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("agent_sdk.disk._sleep", slept.append)
-    monkeypatch.setattr(fsio, "fault", fault)
+    slept = pauses(monkeypatch)
+    fail_at(monkeypatch, fails, 1, errno.ENOSPC, errno.ENOSPC, errno.EIO)
     with pytest.raises(OSError, match="Input/output"), says_the_disk_is_full():
         alice.attach(DATA)
     assert slept == [0.1, 0.2]

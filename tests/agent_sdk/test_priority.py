@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from agent_sdk import Agent
 from agent_sdk import inbox as inbox_module
 from tests.agent_sdk.support import HandRelay
-from tests.procs import relay as run
 
 
 @pytest.fixture
@@ -94,12 +92,3 @@ def test_of_a_long_queue_an_urgent_one_is_seen_soon(
     monkeypatch.setattr(inbox_module, "monotonic", lambda: now() + 3600)  # the agent was at work
     assert alice.receive(0).body == "urgent"
     assert len(os.listdir(relay.box("alice", "inbox/.read"))) == 2
-
-
-def test_the_command_lists_and_takes_in_the_same_order(relay: HandRelay) -> None:
-    for body, priority in (("low", "3"), ("a", "2"), ("urgent", "0")):
-        relay.deliver("alice", body, PRIORITY=priority)
-    listed = run("inbox", "--as", "alice", "--json", home=relay.root).stdout.splitlines()
-    assert [json.loads(line)["first_line"] for line in listed] == ["urgent", "a", "low"]
-    taken = run("inbox", "--as", "alice", "--take", "--json", home=relay.root)
-    assert json.loads(taken.stdout)["body"] == "urgent"

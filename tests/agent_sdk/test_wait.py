@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,9 +118,7 @@ def test_who_asks_for_no_wait_gets_none(
         monkeypatch.setenv("RELAY_NO_WAIT", "1")
     relay_runs(monkeypatch)
     called = fail_at(monkeypatch, "none", 1)
-    began = time.monotonic()
     alice.send("bob", "hello", **options)
-    assert time.monotonic() - began < 1
     assert called == ["create", "write", "sync", "rename", "sync_dir"]
 
 

@@ -28,7 +28,6 @@ SECOND = (
     "test_real_homes.py",
     "test_own_checks.py",
     "test_capacity.py",
-    "test_watch.py",
     "test_cluster.py",
 )
 # Classes of Spark's in its JVM -> static members.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,12 +21,15 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.audit.inputs import Inputs
-from relay.audit.snapshot import snapshot_home
+from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.names import sha256_hex
 from relay.ledger.deliveries import WrittenDelivery
 from relay.ledger.ledger import FileFacts, Ledger
 from tests.fakes import FakeClock
+
+if TYPE_CHECKING:
+    from tests.audit.second_engine import Said
 
 # 2026-01-31T09:30:00Z
 START_S = 1_769_851_800
@@ -87,6 +91,7 @@ class HomeBuilder:
         self.ledger = Ledger.open(str(root / "ledger.db"))
         self.stored: list[Message] = []
         self.files: dict[str, tuple[str, bytes]] = {}  # message id -> sender, what it wrote
+        self._looks = 0
 
     @property
     def path(self) -> str:
@@ -210,17 +215,23 @@ class HomeBuilder:
         store_file.write(str(path), store)
         return str(path)
 
-    def inputs(
-        self,
-        spark: object,
-        folder: Path,
-        clock: Clock | None = None,
-        grace_s: float = 30,
-        **more: bool,
-    ) -> Inputs:
-        """What a run over this home would look at, an hour after START unless told otherwise."""
+    def snapshot(
+        self, folder: Path, clock: Clock | None = None, grace_s: float = 30
+    ) -> HomeSnapshot:
+        """What a run over this home freezes, an hour after START unless told otherwise."""
         folder.mkdir()
         clock = clock or FakeClock(START_NS + 3600 * NS_PER_S)
-        # shared: a source that is read anew costs a second of its own
-        snapshot = snapshot_home(self.path, str(folder), clock, grace_s)
-        return Inputs(spark, snapshot, shared=True, **more)
+        return snapshot_home(self.path, str(folder), clock, grace_s)
+
+    def inputs(self, spark: object, folder: Path, *when: Any, **more: Any) -> Inputs:
+        """The inputs of the jobs of such a run."""
+        times = {name: more.pop(name) for name in ("clock", "grace_s") if name in more}
+        return Inputs(spark, self.snapshot(folder, *when, **times), **more)
+
+    def says(self, job: str, clock: Clock | None = None, before: Said | None = None) -> Said:
+        """What a job in SQL says of this home, by the second engine."""
+        from tests.audit.second_engine import says
+
+        self._looks += 1
+        snapshot = self.snapshot(self.root.parent / f"look-{self._looks}", clock)
+        return says(job, snapshot, before)

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 
 from relay.audit.jobs.job import AuditJob, Tables, Written
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.home_journal import computed
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
 MS = 1_000_000
@@ -82,6 +81,11 @@ def process(name: str, state: str, changed_ns: int, **columns: object) -> dict[s
         "changed_at": changed_ns,
     }
     return {**row, **columns}
+
+
+def computed(frame: DataFrame) -> DataFrame:
+    """The same rows, computed once and known to the driver: to ask for them is no Spark job."""
+    return frame.sparkSession.createDataFrame(frame.toArrow())
 
 
 def made(job: AuditJob, tables: Tables) -> dict[str, DataFrame]:

@@ -22,7 +22,7 @@ from tests.procs import Relay, relay, until
 AGENTS = ("alice", "bob", "carol")
 DAY_S = 86_400
 UNREAD = f"SELECT 1 FROM deliveries WHERE state = 'written' AND recipient IN {AGENTS}"
-SCHEMA_1 = Path(__file__).parents[1] / "fixtures" / "ledger" / "schema-v1.sql"
+SCHEMA_5 = Path(__file__).parents[1] / "fixtures" / "ledger" / "schema-v5.sql"
 
 
 def new_home(root: Path, **settings: dict[str, object]) -> Path:
@@ -220,7 +220,7 @@ def mended(root: Path) -> Path:
     home = new_home(root)
     with running(home):
         talk(home, "first")
-    to_schema_1(home)
+    to_schema_5(home)
     kept = root.parent / "kept.db"
     with running(home):
         talk(home, "second")
@@ -236,11 +236,11 @@ def mended(root: Path) -> Path:
     return home
 
 
-def to_schema_1(home: Path) -> None:
+def to_schema_5(home: Path) -> None:
     """The same rows in a ledger as the version before wrote it."""
     path, old = home / LEDGER, home / "old.db"
     db = sqlite3.connect(old, isolation_level=None)
-    db.executescript("PRAGMA journal_mode = WAL;" + SCHEMA_1.read_text())
+    db.executescript("PRAGMA journal_mode = WAL;" + SCHEMA_5.read_text())
     kinds = "SELECT name, sql FROM main.sqlite_master WHERE name NOT LIKE 'sqlite_%' AND type = ?"
     triggers = db.execute(kinds, ("trigger",)).fetchall()
     for name, _ in triggers:
@@ -249,8 +249,7 @@ def to_schema_1(home: Path) -> None:
     for table, _ in db.execute(kinds, ("table",)).fetchall():
         columns = ", ".join(row[1] for row in db.execute(f"PRAGMA main.table_info({table})"))
         db.execute(f"DELETE FROM main.{table}")
-        values = columns.replace("what", "message_id || ifnull(' > ' || recipient, '')")
-        db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {values} FROM new.{table}")
+        db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM new.{table}")
     db.execute("DETACH new")
     for _, statement in triggers:
         db.execute(statement)

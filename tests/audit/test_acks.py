@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState, MessageType
-from relay.audit.jobs import acks
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import TAKEN
 from relay.ledger.deliveries import DeliveryTable, ReadDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import Change, Outcome, moved, run, write_journal
+from tests.audit.home_journal import Change, moved, write_journal
+from tests.audit.second_engine import Said
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -62,7 +60,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def outcome(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Said]:
     """What one run finds in a home with all of them."""
     root = tmp_path_factory.mktemp("acks")
     home = HomeBuilder(root / "home")
@@ -84,7 +82,7 @@ def outcome(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
     )
     with home.ledger.transaction():  # the relay was at work until then
         home.ledger.set_state("epoch", "1", START_NS + (OWED_S + 40) * NS_PER_S)
-    yield run(acks.JOB, home.inputs(spark, root / "run"))
+    yield home.says("acks")
     home.close()
 
 
@@ -112,20 +110,20 @@ def show(ledger: Ledger) -> None:
     ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, TAKEN)], at)
 
 
-def test_each_is_found_and_nothing_else(outcome: Outcome) -> None:
-    assert outcome.checks == {
+def test_each_is_found_and_nothing_else(said: Said) -> None:
+    assert said.checks == {
         "overdue": {"1-overdue", "1-begun"},
         "unrequested": {"1-unrequested", "1-answer"},
         "given_up": {"1-over"},
         "offered_not_in_context": {"1-lost"},
     }
-    classes = {row["message_id"]: row["class"] for row in outcome.tables["acks_owed"]}
+    classes = {row["message_id"]: row["class"] for row in said.tables["acks_owed"]}
     expected = {f"1-{name}": one.class_ for name, one in CASES.items() if one.class_}
     assert classes == {**expected, "1-answer": "unrequested"}
 
 
-def test_pairs_have_their_numbers(outcome: Outcome) -> None:
-    pairs = {row["sender"]: row for row in outcome.tables["acks"]}
+def test_pairs_have_their_numbers(said: Said) -> None:
+    pairs = {row["sender"]: row for row in said.tables["acks"]}
     names = ("acked", "owed", "late", "overdue")
     assert [pairs["alice"][name] for name in names] == [2, 3, 1, 1]
     assert (pairs["alice"]["p50_ms"], pairs["alice"]["max_ms"]) == (20.0, 20.0)
@@ -134,7 +132,7 @@ def test_pairs_have_their_numbers(outcome: Outcome) -> None:
 
 
 def test_without_a_journal_the_kind_says_what_is_owed(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     home.sent("1-command")
     home.sent("1-plain")
@@ -142,10 +140,8 @@ def test_without_a_journal_the_kind_says_what_is_owed(
     home.write_store()
     with home.ledger.transaction():  # a relay that ends before it is due owes nothing yet
         home.ledger.set_state("epoch", "1", START_NS + 30 * NS_PER_S)
-    tables, checks, _ = run(acks.JOB, home.inputs(spark, tmp_path / "stopped"))
-    assert (checks, [row["class"] for row in tables["acks_owed"]]) == ({}, ["owed"])
+    stopped = home.says("acks")
+    assert (stopped.checks, [row["class"] for row in stopped.tables["acks_owed"]]) == ({}, ["owed"])
     with home.ledger.transaction():
         home.ledger.set_state("epoch", "2", START_NS + 100 * NS_PER_S)
-    assert run(acks.JOB, home.inputs(spark, tmp_path / "at work")).checks == {
-        "overdue": {"1-command"}
-    }
+    assert home.says("acks").checks == {"overdue": {"1-command"}}

@@ -34,8 +34,8 @@ from relay.acomm.records import ENCRYPTION_BYTES
 from relay.acomm.store_file import encrypt
 from relay.audit.schemas import formats
 from relay.audit.session import explained
-from relay.audit.sources import acomm_source
-from relay.audit.sources.acomm_query import SECTIONS
+from relay.audit.sources import acomm_source, store_files
+from relay.audit.sources.acomm_source import SECTIONS
 from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
 from tests.audit.home_builder import START_NS, START_S, stored_message
@@ -241,6 +241,7 @@ def test_file_folder_glob_and_list(tmp_path: Path, path: str) -> None:
     assert read(str(tmp_path / "empty")) == []
 
 
+@pytest.mark.shows("audit 1.5")
 def test_small_files_share_a_partition(tmp_path: Path) -> None:
     for number in range(100):
         name = tmp_path / f"{number:06}.acomm"
@@ -256,27 +257,11 @@ def test_small_files_share_a_partition(tmp_path: Path) -> None:
     assert {row["relay_id"] for row in rest} == {f"1-{n}" for n in range(99)}
 
 
-def test_load_takes_names_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "we[i]rd, *.acomm"
-    store_file.write(str(path), STORE)
-    assert acomm_source.load(spark, [str(path)], "messages", ["id"]).count() == 2
-    assert acomm_source.load(spark, [], "messages", ["id"]).collect() == []
-
-
 def test_more_rows_than_a_batch(tmp_path: Path) -> None:
-    many = tuple(stored_message(n, f"1-{n}") for n in range(acomm_source.BATCH_ROWS + 1))
+    many = tuple(stored_message(n, f"1-{n}") for n in range(store_files.BATCH_ROWS + 1))
     path = str(tmp_path / "many.acomm")
     store_file.write(path, StoreFile(1, 1, messages=many))
     assert len({row["relay_id"] for row in read(path, "relay_id")}) == len(many)
-
-
-def test_every_section_has_a_getter_for_every_column(path: str) -> None:
-    from relay.audit.sources.acomm_query import MESSAGE_SECTIONS, section_rows
-
-    for section, schema in SECTIONS.items():
-        if section in MESSAGE_SECTIONS:
-            continue  # they come as arrays: the test of every column has them all
-        assert set(section_rows(STORE, section, path).columns) == set(schema.names), section
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import agents
 from relay.base.message import Kind
 from relay.base.names import ORCHESTRATOR, answer_id
 from tests.audit.home_builder import START_NS, HomeBuilder
@@ -19,16 +18,12 @@ from tests.audit.ledger_rows import (
     HOUR,
     MINUTE,
     agent,
-    checks,
-    counted,
     delivery,
-    details,
     insert,
-    made,
     message,
     process,
-    written,
 )
+from tests.audit.second_engine import SecondEngine
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -89,35 +84,31 @@ CAST = [
 ]
 
 
-def test_each_fault_is_found_and_nothing_else(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_each_fault_is_found_and_nothing_else(home: HomeBuilder) -> None:
     insert(home, "agents", [one.agent for one in CAST if one.agent is not None])
     insert(home, "processes", [one.process for one in CAST if one.process is not None])
     for name in ("fine", "sleeper", "operator", "gone"):
         unread(home, name, DAY_AGO)
-    tables = made(agents.JOB, agents.make(home.inputs(spark, tmp_path / "run")))
-    judged = {row["agent"]: row["class"] for row in tables["agents"].collect()}
+    said = home.says("agents")
+    judged = {row["agent"]: row["class"] for row in said.tables["agents"]}
     assert judged == {one.name: one.judged for one in CAST}
-    assert checks(agents.JOB, tables) == [
+    assert said.found == [
         ("agents.failed", "warning", None, "broken"),
         ("agents.flapping", "warning", None, "flapping"),
         ("agents.silent", "warning", None, "sleeper"),
         ("agents.stuck", "warning", None, "stuck"),
     ]
-    (stuck,) = details(agents.JOB, tables, "agents.stuck")
-    assert stuck["stuck_s"] == "7200"
-    (silent,) = details(agents.JOB, tables, "agents.silent")
-    assert (silent["unread"], silent["silent_s"]) == ("1", "90000")
-    counts = counted(agents.JOB, tables)
+    detail = {row["check"]: row["detail"] for row in said.findings}
+    assert detail["agents.stuck"]["stuck_s"] == 7200
+    silent = detail["agents.silent"]
+    assert (silent["unread"], silent["silent_s"]) == (1, 90000)
+    counts = said.counts
     assert (counts["present"], counts["away"], counts["silent"]) == (6, 2, 1)
-    shown = agents.shown(written(tables))
+    shown = said.shown
     assert {row["class"] for row in shown[:4]} == {"stuck", "failed", "flapping", "silent"}
 
 
-def test_what_each_agent_did_and_how_long_it_was_silent(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_what_each_agent_did_and_how_long_it_was_silent(home: HomeBuilder) -> None:
     begin = START_NS - 10 * HOUR
     retired = agent("alice", START_NS, status="retired", changed_at=START_NS)
     insert(home, "agents", [retired, agent("bob", begin)])
@@ -129,8 +120,7 @@ def test_what_each_agent_did_and_how_long_it_was_silent(
     rows[0] = {**rows[0], "state": "read", "read_at": begin + HOUR}
     rows[1] = {**rows[1], "state": "read", "read_at": read}
     insert(home, "deliveries", rows)
-    table = agents.make(home.inputs(spark, tmp_path / "run"))["agents"]
-    by_name = {row["agent"]: row for row in table.collect()}
+    by_name = {row["agent"]: row for row in home.says("agents").tables["agents"]}
     alice, bob = by_name["alice"], by_name["bob"]
     assert (alice["messages"], alice["saves"], alice["received"]) == (5, 1, 0)
     assert (bob["messages"], bob["received"], bob["unread"]) == (0, 4, 2)
@@ -142,21 +132,20 @@ def test_what_each_agent_did_and_how_long_it_was_silent(
 
 
 def test_what_is_younger_than_the_relays_last_sign_is_not_silence(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder, tmp_path: Path
 ) -> None:
     insert(home, "agents", [agent("alice", START_NS), agent("bob", START_NS - HOUR)])
     unread(home, "bob", START_NS - HOUR)
-    inputs = home.inputs(spark, tmp_path / "run")
-    assert checks(agents.JOB, agents.make(inputs)) == []
+    snapshot = home.snapshot(tmp_path / "run")
+    now, later = snapshot.observed_until_ns, START_NS + 30 * DAY
     # A month later: the same, had a relay gone on running.
-    for until, found in ((START_NS, []), (START_NS + 30 * DAY, ["agents.silent"])):
-        inputs.snapshot = inputs.snapshot._replace(observed_until_ns=until)
-        assert [one[0] for one in checks(agents.JOB, agents.make(inputs))] == found
+    for until, found in ((now, []), (START_NS, []), (later, ["agents.silent"])):
+        observed = snapshot._replace(observed_until_ns=until)
+        with contextlib.closing(SecondEngine(observed, tmp_path / str(until))) as engine:
+            assert [one[0] for one in engine.run("agents").found] == found
 
 
-def test_requests_for_processes_and_what_was_said_to_them(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_requests_for_processes_and_what_was_said_to_them(home: HomeBuilder) -> None:
     to_relay = {"target": ORCHESTRATOR, "message_type": "spawn"}
     insert(
         home,
@@ -182,8 +171,8 @@ def test_requests_for_processes_and_what_was_said_to_them(
     insert(home, "messages", [message(nack, START_NS, **own, message_type="nack")])
     insert(home, "messages", [message(ack, START_NS, **own, message_type="ack")])
     insert(home, "processes", [process("worker", "working", START_NS, request_id="1-done")])
-    tables = made(agents.JOB, agents.make(home.inputs(spark, tmp_path / "run")))
-    rows = {row["message_id"]: row for row in tables["agents_spawns"].collect()}
+    said = home.says("agents")
+    rows = {row["message_id"]: row for row in said.tables["agents_spawns"]}
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "1-done": "done",
         "1-refused": "refused",
@@ -193,5 +182,5 @@ def test_requests_for_processes_and_what_was_said_to_them(
     }
     assert (rows["1-done"]["process"], rows["1-refused"]["answer_id"]) == ("worker", nack)
     assert rows["1-unread"]["reason"] == "line 2"
-    assert counted(agents.JOB, tables)["spawn_refused"] == 2
-    assert checks(agents.JOB, tables) == []
+    assert said.counts["spawn_refused"] == 2
+    assert said.found == []

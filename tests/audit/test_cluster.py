@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import cluster
-from relay.audit.run import RunRequest, run_audit
+from relay.audit.snapshot import snapshot_home
 from relay.base.errors import RelayError
 from scripts.cluster.__main__ import killing, run
 from scripts.cluster.compare import compare, tables
@@ -24,30 +24,32 @@ from scripts.history.__main__ import make_faulty
 from scripts.history.faults import chosen
 from scripts.history.make import Given
 from tests.audit.class_archive import java_options
-
-JOBS = ("reconcile",)
+from tests.audit.second_engine import in_utc, says
 
 
 @pytest.mark.shows("audit 4.1")
 @pytest.mark.timeout(300)  # seven JVMs, on as few cores as there are
-def test_a_cluster_that_loses_an_executor_says_what_this_machine_says(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", java_options())
     now_ns = time.time_ns()
-    home = tmp_path / "home"
-    make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("lost,differs,extra"))
+    home, out = tmp_path / "home", tmp_path / "out"
+    make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("twice,doubled"))
     (tmp_path / "cluster").mkdir()
     with standalone(tmp_path / "cluster") as made:
         pids = [worker.process.pid for worker in made.workers]
         with killing(made):
-            run(home, tmp_path / "there", made.url, now_ns, *JOBS)
+            run(home, out, made.url, now_ns, "duplicates")
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    run_audit(RunRequest(str(home), JOBS, out=str(tmp_path / "here")), StandingClock(now_ns))
-    compared = list(compare(tmp_path / "there", tmp_path / "here"))
-    assert {one.table: one.differences for one in compared if one.differences} == {}
-    assert {one.table for one in compared} >= {"reconcile", "findings/job=reconcile"}
-    assert {one.table: one.rows for one in compared}["findings/job=reconcile"] == 3
+    said = says("duplicates", snapshot_home(str(home), str(tmp_path), StandingClock(now_ns)))
+    rows = pq.read_table(out / "duplicates").to_pylist()
+    assert sorted(map(repr, in_utc(rows))) == sorted(map(repr, said.tables["duplicates"]))
+    found = pq.read_table(out / "findings").to_pylist()
+    assert sorted((row["check"], row["message_id"]) for row in found) == sorted(
+        (row["check"], row["message_id"]) for row in said.findings
+    )
+    assert len(found) >= 2
 
 
 def write(folder: Path, **columns: list[int]) -> None:

@@ -67,7 +67,7 @@ def test_a_comparison_with_nothing(
 def test_a_disk_that_has_no_room_for_the_snapshot(
     home: HomeBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from relay.audit.sources import ledger_source
+    from relay.audit.sources import ledger_rows
 
     class Full:
         """A connection whose disk is full when it copies."""
@@ -85,8 +85,8 @@ def test_a_disk_that_has_no_room_for_the_snapshot(
         def close(self) -> None:
             self._real.close()
 
-    opened = ledger_source.open_readonly
-    monkeypatch.setattr(ledger_source, "open_readonly", lambda path: Full(opened(path)))
+    opened = ledger_rows.open_current
+    monkeypatch.setattr(ledger_rows, "open_current", lambda path: Full(opened(path)))
     code, stderr = said(capsys, home, "traffic")
     assert code == EXIT_FAILED
     assert stderr.startswith(f"relay: cannot make a snapshot of {home.path}/ledger.db in ")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import dead_letters
 from relay.base.clock import NS_PER_S
 from relay.ledger.deliveries import WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import run
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_repeats_replays_and_what_was_let_go(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     names = ["a", "b", "c", "alone", "replayed", "again", "gone", "fine"]
     for name in names:
@@ -41,19 +37,19 @@ def test_repeats_replays_and_what_was_let_go(
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now
     now = FakeClock(time.time_ns() + NS_PER_S)
-    tables, checks, _ = run(dead_letters.JOB, home.inputs(spark, tmp_path / "now", now))
+    said = home.says("dead_letters", now)
+    checks = said.checks
     assert {key for key in checks} == {"repeated", "again"}
     assert checks["again"] == {"1-again"} and checks["repeated"] <= {"1-a", "1-b", "1-c"}
-    found = {row["message_id"]: (row["class"], row["times"]) for row in tables["dead_letters"]}
+    found = {row["message_id"]: (row["class"], row["times"]) for row in said.tables["dead_letters"]}
     assert found == {
         **{f"1-{name}": ("waiting", 1) for name in ("a", "b", "c", "alone")},
         "1-replayed": ("replayed", 1),
         "1-again": ("waiting", 2),
         "1-gone": ("discarded", 1),
     }
-    reasons = {row["reason_kind"]: row["letters"] for row in tables["dead_letters_reasons"]}
+    reasons = {row["reason_kind"]: row["letters"] for row in said.tables["dead_letters_reasons"]}
     assert reasons["no acknowledgment within … s"] == 3
 
     later = FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S)
-    checks = run(dead_letters.JOB, home.inputs(spark, tmp_path / "later", later)).checks
-    assert checks["forgotten"] == {"1-a", "1-b", "1-c", "1-alone"}
+    assert home.says("dead_letters", later).checks["forgotten"] == {"1-a", "1-b", "1-c", "1-alone"}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import duplicates
 from relay.base.clock import NS_PER_S
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from relay.ledger.ledger import FileFacts
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
-from tests.audit.home_journal import run, write_journal
+from tests.audit.home_journal import write_journal
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -61,9 +57,7 @@ def deliver_more_than_once(home: HomeBuilder) -> None:
             )
 
 
-def test_each_planted_duplicate_is_found_and_nothing_else(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_each_planted_duplicate_is_found_and_nothing_else(home: HomeBuilder) -> None:
     archive_twice(home)
     for number, name in enumerate(("recorded", "again", "held", "twice", "once more"), 10):
         home.sent(f"1-{name}")
@@ -78,8 +72,8 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
     asked(home, "1-say", "cd", after_s=100, kind="message")
     asked(home, "1-say again", "cd", after_s=101, kind="message")
     write_journal(home, {"1-recorded": lambda said: [said[0], *said]})
-    tables, checks, _ = run(duplicates.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {
+    said = home.says("duplicates")
+    assert said.checks == {
         "archived_twice": {"1-archived"},
         "repeated_in_archive": {"1-repeated"},
         "numbered_twice": {"1-numbered"},
@@ -88,9 +82,9 @@ def test_each_planted_duplicate_is_found_and_nothing_else(
         "delivered_twice": {"1-twice"},
         "resent": {"1-do again"},
     }
-    (resent,) = (row for row in tables["duplicates"] if row["class"] == "resent")
+    (resent,) = (row for row in said.tables["duplicates"] if row["class"] == "resent")
     assert (resent["what"], resent["interval_ms"]) == ("1-do", 30_000)
-    what = {row["class"]: (row["times"], row["what"]) for row in tables["duplicates"]}
+    what = {row["class"]: (row["times"], row["what"]) for row in said.tables["duplicates"]}
     first, second = "store/archive/2026-01-30/000001.acomm", "store/archive/2026-01-31/000002.acomm"
     assert what["archived_twice"] == (2, f"{first}, {second}")
     assert what["repeated_in_archive"] == (2, first)

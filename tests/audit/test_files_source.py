@@ -1,4 +1,4 @@
-"""The format `relay_files`: what each kind of file is verified for, without Spark."""
+"""What each kind of file is verified for, without Spark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
-from relay.audit.sources import files_source
-from relay.audit.sources.files_source import VerifiedFile, verify
+from relay.audit.sources import home_files
+from relay.audit.sources.home_files import VerifiedFile, verify
 from relay.journal.plan import JobKind
 from tests.audit.home_builder import START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -20,7 +20,7 @@ STREAM = f"{1:020d}"
 
 def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
     """Every row of a home, by its path."""
-    units = files_source.plan(str(home), [str(file) for file in store_files], "/copies", objects)
+    units = home_files.plan(str(home), [str(file) for file in store_files], "/copies", objects)
     return {row.path: row for unit in units for row in verify(str(home), unit)}
 
 

@@ -7,11 +7,14 @@ about (message, agent, route, file) is on the list that was made with the histor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pexpect
 import pyarrow.dataset as ds
@@ -20,11 +23,15 @@ from pyspark.sql import SparkSession
 
 from relay.audit.jobs import JOBS
 from relay.audit.run import RunRequest, run_audit
-from relay.base.clock import NS_PER_S, Clock
+from relay.audit.schemas import results
+from relay.audit.snapshot import snapshot_home
+from relay.base.clock import NS_PER_S
 from relay.base.errors import EXIT_FINDINGS, EXIT_OK
+from scripts.cluster.one_run import StandingClock
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
+from tests.audit.second_engine import SecondEngine, in_utc
 from tests.procs import environment
 
 pytestmark = pytest.mark.shows("audit 2.2")
@@ -35,7 +42,7 @@ PATIENCE_S = 500  # every job there is, where other things go on
 PATIENT = pytest.mark.timeout(PATIENCE_S)
 READABLE = "rows,files"  # faults that leave every file to be read
 UNREADABLE = "damage"
-SHOWN = ("reconcile", "ordering", "traffic")
+SHOWN = ("duplicates", "traffic")
 NEED_FILES = ("reconcile", "duplicates", "dead_letters", "acks", "threads")
 AGE_NS = 300 * NS_PER_S  # of the end at least: older than the grace
 NOON_NS, DAY_NS = 43_200 * NS_PER_S, 86_400 * NS_PER_S
@@ -63,35 +70,47 @@ def is_about(found: dict[str, object], fault: Planted) -> bool:
     return None in (fault.agent, found["agent"]) or found["agent"] == fault.agent
 
 
-Looked = tuple[list[Planted], list[dict[str, object]]]  # what was planted, what was found
+class Looked(NamedTuple):
+    """A history, and what one run made of it."""
 
-
-def looked(
-    root: Path, seed: int, messages: int, faults: str, *jobs: str, permissive: bool = False
-) -> Looked:
-    """A history with these faults, and what one run finds in it."""
-    planted = make_faulty(root / "home", given(seed, messages), chosen(faults))
-    request = RunRequest(str(root / "home"), jobs, out=str(root / "out"), permissive=permissive)
-    report, _ = run_audit(request, Clock())
-    assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
-    assert report.exit_code == EXIT_FINDINGS
-    return planted, findings(root / "out")
+    root: Path  # its home, and the run's out
+    now_ns: int  # when that was
+    planted: list[Planted]
+    found: list[dict[str, object]]
 
 
 @pytest.fixture(scope="module")
 def faulty(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Looked:
-    """Every fault that leaves all files readable, and what all jobs find."""
-    return looked(tmp_path_factory.mktemp("faulty"), 2, IN_FAULTY, READABLE)
+    """Every fault that leaves all files readable, and what one run of all jobs finds."""
+    root = tmp_path_factory.mktemp("faulty")
+    planted = make_faulty(root / "home", given(2, IN_FAULTY), chosen(READABLE))
+    request = RunRequest(str(root / "home"), out=str(root / "out"))
+    now_ns = time.time_ns()
+    report, _ = run_audit(request, StandingClock(now_ns))
+    assert {name: job.error for name, job in report.jobs.items() if job.error} == {}
+    assert report.exit_code == EXIT_FINDINGS
+    return Looked(root, now_ns, planted, findings(root / "out"))
 
 
 @pytest.fixture(scope="module")
-def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Looked:
-    """Files that are passed over, and what the jobs find that need them: integrity runs, too."""
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    """Files that are passed over, and what integrity finds, and the jobs that need them."""
     root = tmp_path_factory.mktemp("damaged")
-    history = looked(root, 4, MESSAGES, UNREADABLE, *NEED_FILES, permissive=True)
-    classes = Counter(ds.dataset(root / "out/reconcile").to_table()["class"].to_pylist())
+    planted = make_faulty(root / "home", given(4), chosen(UNREADABLE))
+    clock = StandingClock(time.time_ns())
+    with contextlib.closing(second_engine(root, clock)) as engine:
+        said = {job: engine.run(job) for job in ("integrity", *NEED_FILES)}
+    classes = Counter(row["class"] for row in said["reconcile"].tables["reconcile"])
     assert classes["not_checked"] > 0 and classes["not_checked"] + classes["delivered"] == MESSAGES
-    return history
+    found = [row for one in said.values() for row in one.findings]
+    return Looked(root, clock.now_ns(), planted, found)
+
+
+def second_engine(root: Path, clock: StandingClock) -> SecondEngine:
+    """The other engine, over the rows of the home in a folder."""
+    folder = root / "second"
+    folder.mkdir()
+    return SecondEngine(snapshot_home(str(root / "home"), str(folder), clock), folder / "lake")
 
 
 @pytest.mark.shows("audit 3.5")
@@ -113,7 +132,7 @@ def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path
         dimensions=(30, 160),
     ) as run:
         run.expect("starting Spark")
-        run.expect(rf"reconcile[a-z_, ]* \(\d of {len(SHOWN)}\)")
+        run.expect(rf"duplicates[a-z_, ]* \(\d of {len(SHOWN)}\)")
         verdicts = {}
         while len(verdicts) < len(SHOWN):
             run.expect(rf"({'|'.join(SHOWN)})\x1b\[0m: ([^\r\n]*)")
@@ -123,7 +142,7 @@ def test_a_sound_history_gives_no_findings_and_verdicts_come_one_by_one(tmp_path
     assert run.exitstatus == EXIT_OK
     assert findings(out) == []
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["jobs"]["reconcile"]["counts"]["delivered"] == MESSAGES
+    assert summary["jobs"]["traffic"]["counts"]["messages"] > MESSAGES  # and the answers
 
 
 @PATIENT
@@ -144,18 +163,42 @@ def test_each_damaged_file_is_found(damaged: Looked, name: str) -> None:
 def test_nothing_but_the_planted_faults_is_found(
     of: str, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
-    planted, found = request.getfixturevalue(of)
-    assert [f for f in found if not any(is_about(f, one) for one in planted)] == []
+    looked_at: Looked = request.getfixturevalue(of)
+    planted = looked_at.planted
+    assert [f for f in looked_at.found if not any(is_about(f, one) for one in planted)] == []
 
 
 def require_found(history: Looked, name: str) -> None:
     """Each fault of this name has a finding of its check."""
-    planted, found = history
-    mine = [one for one in planted if one.fault == name]
+    found = history.found
+    mine = [one for one in history.planted if one.fault == name]
     assert mine, f"{name} was not planted"
     for one in mine:
         hits = [f for f in found if f["check"] in one.checks and is_about(f, one)]
         assert hits, f"{one} was not found among {sorted({str(f['check']) for f in found})}"
+
+
+@pytest.fixture(scope="module")
+def engine(faulty: Looked) -> Iterator[SecondEngine]:
+    """The other engine, over the same rows."""
+    made = second_engine(faulty.root, StandingClock(faulty.now_ns))
+    yield made
+    made.close()
+
+
+@PATIENT
+@pytest.mark.parametrize("job", results.TABLES)
+def test_the_second_engine_says_the_same(faulty: Looked, engine: SecondEngine, job: str) -> None:
+    theirs = engine.run(job)
+    for name, rows in theirs.tables.items():
+        ours = in_utc(ds.dataset(faulty.root / "out" / name).to_table().to_pylist())
+        assert sorted(map(repr, rows)) == sorted(map(repr, ours)), name
+    found = [
+        (row["check"], row["severity"], row["message_id"], row["agent"])
+        for row in faulty.found
+        if row["job"] == job
+    ]
+    assert theirs.found == sorted(found, key=str)
 
 
 def test_every_fault_is_looked_for() -> None:

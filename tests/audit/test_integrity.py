@@ -9,17 +9,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.inputs import Inputs
-from relay.audit.jobs import integrity
-from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, encode
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import Outcome, run, write_journal
+from tests.audit.home_journal import write_journal
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
-from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -47,16 +42,6 @@ def attach(
     return path
 
 
-def looked(
-    spark: SparkSession, home: HomeBuilder, folder: Path, earlier: Path | None = None
-) -> Outcome:
-    """A run over the home; ``earlier``: what another one wrote."""
-    folder.mkdir()
-    gathered = snapshot_home(home.path, str(folder), FakeClock(START_NS + 3600 * NS_PER_S))
-    inputs = Inputs(spark, gathered, shared=True, earlier=str(earlier) if earlier else None)
-    return run(integrity.JOB, inputs)
-
-
 def filled(home: HomeBuilder) -> JournalBuilder:
     """A home with something of every kind, all of it sound."""
     for name in ("a", "b", "c"):
@@ -75,13 +60,11 @@ def filled(home: HomeBuilder) -> JournalBuilder:
 
 
 @pytest.mark.shows("audit 2.9")
-def test_what_is_sound_is_said_to_be_so_and_a_day_that_changed_is_found(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_what_is_sound_is_said_to_be_so_and_a_day_that_changed_is_found(home: HomeBuilder) -> None:
     filled(home).close()
-    tables, checks, _ = looked(spark, home, tmp_path / "run")
-    assert checks == {}
-    kinds = sorted((row["kind"], row["class"]) for row in tables["integrity"])
+    said = home.says("integrity")
+    assert said.checks == {}
+    kinds = sorted((row["kind"], row["class"]) for row in said.tables["integrity"])
     assert kinds == [
         ("archive", "sound"),
         ("archive", "sound"),
@@ -92,7 +75,7 @@ def test_what_is_sound_is_said_to_be_so_and_a_day_that_changed_is_found(
         *[("segment", "sound")] * 3,
         ("store", "sound"),
     ]
-    days = {(row["day"], row["kind"]): row["files"] for row in tables["integrity_days"]}
+    days = {(row["day"], row["kind"]): row["files"] for row in said.tables["integrity_days"]}
     assert days == {
         ("2026-01-30", "archive"): 1,
         ("2026-01-31", "archive"): 1,
@@ -100,11 +83,9 @@ def test_what_is_sound_is_said_to_be_so_and_a_day_that_changed_is_found(
         ("2026-01-31", "segment"): 2,
     }
 
-    frame = spark.createDataFrame(tables["integrity_days"], integrity.JOB.tables["integrity_days"])
-    frame.write.parquet(str(tmp_path / "out" / "integrity_days"))
     (home.root / DAY / "1-b.msg").write_bytes(b"TO: bob\n\nforged")
     (home.root / "store/archive/2026-01-31/000002.acomm").unlink()
-    later = looked(spark, home, tmp_path / "later", tmp_path / "out")
+    later = home.says("integrity", before=said)
     assert later.checks == {"day_changed": {"2026-01-31"}, "day_shrunk": {"2026-01-31"}}
     classes = {(row["day"], row["kind"]): row["class"] for row in later.tables["integrity_days"]}
     assert classes == {
@@ -130,9 +111,7 @@ def cut_its_log(home: HomeBuilder) -> None:
         db.execute("DELETE FROM security_events WHERE id = 3")
 
 
-def test_each_damaged_file_is_named_and_stops_no_other(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_each_damaged_file_is_named_and_stops_no_other(home: HomeBuilder) -> None:
     journal = filled(home)
     journal.close()
     flip(home.root / "store/archive/2026-01-30/000001.acomm", 200)
@@ -146,7 +125,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     with home.ledger.transaction():  # the journal ends before what the ledger has heard of it
         home.ledger.set_position(10**9, START_NS)
     cut_its_log(home)
-    outcome = looked(spark, home, tmp_path / "run")
+    outcome = home.says("integrity")
     altered = hashlib.sha256(b"altered").hexdigest()
     assert outcome.checks == {
         "damaged": {
@@ -169,9 +148,7 @@ def test_each_damaged_file_is_named_and_stops_no_other(
     ]
 
 
-def test_attachments_that_retention_cannot_have_removed(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_attachments_that_retention_cannot_have_removed(home: HomeBuilder) -> None:
     """Their messages were read; the snapshot is of 2026-01-31."""
     paths = {}
     for name, days in (("today", 0), ("yesterday", 1), ("kept", 29), ("old", 30)):
@@ -186,18 +163,19 @@ def test_attachments_that_retention_cannot_have_removed(
     for path in paths.values():
         path.unlink()
 
-    def gone(folder: str, retention: RetentionSettings) -> set[str]:
+    def gone(retention: RetentionSettings) -> set[str]:
         (home.root / "config.json").write_bytes(encode(Config(retention=retention)))
-        outcome = looked(spark, home, tmp_path / folder)
-        assert set(outcome.checks) == {"missing"}
-        outcome.checks["missing"].remove("journal")
+        outcome = home.says("integrity")
+        checks = outcome.checks
+        assert set(checks) == {"missing"}
+        checks["missing"].remove("journal")
         named = {path.relative_to(home.root).as_posix(): name for name, path in paths.items()}
         for row in outcome.tables["integrity"]:
             if row["class"] == "missing" and row["kind"] == "attachment":
                 expected = f"missing, but not for its age: named by 1-{named[row['path']]}"
                 assert row["problems"] == [expected]
-        return {named[path] for path in outcome.checks["missing"]}
+        return {named[path] for path in checks["missing"]}
 
-    assert gone("by age", RetentionSettings()) == {"today", "yesterday", "kept"}
-    assert gone("by size", RetentionSettings(attachments_mib=1)) == {"today"}
-    assert gone("for ever", RetentionSettings(attachments_days=0)) == set(paths)
+    assert gone(RetentionSettings()) == {"today", "yesterday", "kept"}
+    assert gone(RetentionSettings(attachments_mib=1)) == {"today"}
+    assert gone(RetentionSettings(attachments_days=0)) == set(paths)

@@ -141,8 +141,8 @@ def test_every_event_as_a_row(spark: SparkSession, tmp_path: Path) -> None:
     flip(builder.dir / "segments" / f"{0:020d}.seg", 52 + 40)
     with pytest.raises(RelayError, match=r"seg at 52: expected crc32"), explained():
         spark.read.format("aof2").load(builder.path).collect()
-    damaged = spark.read.format("aof2").options(mode="permissive", table="damaged")
-    assert [row["segment"] for row in damaged.load(builder.path).collect()] == [0]
+    lenient = spark.read.format("aof2").option("mode", "permissive").load(builder.path)
+    assert lenient.where("event = 'Gap'").count() == 1
 
 
 def pair(number: int, recipient: str, attempt: int | None) -> dict[str, object]:
@@ -297,12 +297,9 @@ def test_damage_fails_the_job_or_is_a_row(journal: JournalBuilder) -> None:
     found = read(journal.path, mode="permissive")
     assert offsets(found) == wrote
     (gap,) = gaps(found)
-    (row,) = read(journal.path, mode="permissive", table="damaged")
-    assert (row["stream"], row["segment"]) == (journal.path, 1)
-    assert (row["offset"], row["end"]) == (wrote[2], wrote[3])
-    assert row["reason"].startswith(f"{damaged} at 52: expected crc32")
-    said = ("offset", "end", "reason")
-    assert [gap[name] for name in said] == [row[name] for name in said] and gap["at"] == SENT_AT
+    assert (gap["stream"], gap["segment"], gap["at"]) == (journal.path, 1, SENT_AT)
+    assert (gap["offset"], gap["end"]) == (wrote[2], wrote[3])
+    assert gap["reason"].startswith(f"{damaged} at 52: expected crc32")
 
 
 def test_a_segment_that_is_gone(journal: JournalBuilder) -> None:
@@ -312,8 +309,8 @@ def test_a_segment_that_is_gone(journal: JournalBuilder) -> None:
         read(journal.path)
     found = read(journal.path, mode="permissive")
     assert offsets(records(found)) == wrote[:2] + wrote[4:]
-    (row,) = read(journal.path, mode="permissive", table="damaged")
-    assert (row["offset"], row["end"]) == (wrote[2], wrote[4])
+    (gap,) = gaps(found)
+    assert (gap["offset"], gap["end"]) == (wrote[2], wrote[4])
 
 
 def test_damage_where_the_relay_writes(journal: JournalBuilder) -> None:
@@ -325,8 +322,8 @@ def test_damage_where_the_relay_writes(journal: JournalBuilder) -> None:
         read(journal.path)
     found = read(journal.path, mode="permissive")
     assert offsets(records(found))[-2:] == behind[1:]
-    (row,) = read(journal.path, mode="permissive", table="damaged")
-    assert (row["offset"], row["end"]) == (behind[0], behind[1])
+    (gap,) = gaps(found)
+    assert (gap["offset"], gap["end"]) == (behind[0], behind[1])
 
 
 def test_a_write_that_was_cut_short_is_no_damage(journal: JournalBuilder) -> None:
@@ -339,8 +336,8 @@ def test_a_write_that_was_cut_short_is_no_damage(journal: JournalBuilder) -> Non
     data[last - 60 : last] = bytes(60)  # of the last record, and of no other
     active.write_bytes(data)
     for mode in ("failfast", "permissive"):
-        assert offsets(read(journal.path, mode=mode))[:-1] == before
-        assert len(read(journal.path, mode=mode, table="damaged")) == 0
+        found = read(journal.path, mode=mode)
+        assert offsets(found)[:-1] == before and gaps(found) == []
 
 
 def test_what_a_salvage_left_is_a_gap(journal: JournalBuilder) -> None:
@@ -377,9 +374,10 @@ def test_a_damaged_manifest(journal: JournalBuilder) -> None:
     flip(chunk, 100)
     with pytest.raises(RelayError, match=str(chunk)):
         read(journal.path)
-    assert offsets(read(journal.path, mode="permissive")) == wrote
-    (row,) = read(journal.path, mode="permissive", table="damaged")
-    assert row["segment"] is None and str(chunk) in row["reason"]
+    found = read(journal.path, mode="permissive")
+    assert offsets(records(found)) == wrote
+    (gap,) = gaps(found)
+    assert (gap["offset"], gap["end"]) == (0, 0) and str(chunk) in gap["reason"]
 
 
 def test_an_encrypted_journal(tmp_path: Path) -> None:
@@ -404,7 +402,6 @@ def test_an_encrypted_journal(tmp_path: Path) -> None:
     ("options", "line"),
     [
         ({"mode": "brave"}, "mode: expected one of failfast, permissive, got 'brave'"),
-        ({"table": "letters"}, "table: expected one of records, damaged, got 'letters'"),
         ({"until": "soon"}, "until: expected JSON of stream -> offset"),
     ],
 )

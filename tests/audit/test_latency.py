@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from datetime import UTC, datetime
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import latency
 from relay.base.names import ORCHESTRATOR
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.ledger_rows import (
@@ -16,12 +14,8 @@ from tests.audit.ledger_rows import (
     MS,
     TICK,
     S,
-    checks,
-    counted,
     delivery,
-    details,
     insert,
-    made,
     message,
 )
 
@@ -51,7 +45,7 @@ def send_many(home: HomeBuilder, number: int, times_ms: list[float]) -> None:
 
 
 def test_each_stage_has_its_percentiles_by_hour_and_route(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     at = hour(0)
     insert(home, "messages", [message(f"1-{n}", at) for n in range(1, 101)])
@@ -61,10 +55,10 @@ def test_each_stage_has_its_percentiles_by_hour_and_route(
         read = at + n * MS + 10 * S
         rows.append({**row, "state": "acked", "read_at": read, "acked_at": read + 7 * MS})
     insert(home, "deliveries", rows)
-    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
+    said = home.says("latency")
 
-    hours = {row["stage"]: row for row in tables["latency"].collect()}
-    assert set(hours) == set(latency.STAGES)
+    hours = {row["stage"]: row for row in said.tables["latency"]}
+    assert set(hours) == {"accepted", "written", "inbox", "read", "acked"}
     times = ("deliveries", "p50_ms", "p90_ms", "p99_ms", "max_ms")
     assert [hours["inbox"][name] for name in times] == [100, 50.0, 90.0, 99.0, 100.0]
     assert [hours["accepted"][name] for name in times] == [100, 2.0, 2.0, 2.0, 2.0]
@@ -72,18 +66,18 @@ def test_each_stage_has_its_percentiles_by_hour_and_route(
     assert [hours["read"][name] for name in times] == [100, *[10_000.0] * 4]
     assert [hours["acked"][name] for name in times] == [100, *[7.0] * 4]
     assert {row["hour"].hour for row in hours.values()} == {3}
-    routes = {row["stage"]: row for row in tables["latency_routes"].collect()}
+    routes = {row["stage"]: row for row in said.tables["latency_routes"]}
     assert {(row["sender"], row["recipient"]) for row in routes.values()} == {("alice", "bob")}
     assert [routes["inbox"][name] for name in times] == [100, 50.0, 90.0, 99.0, 100.0]
-    slowest = tables["latency_slowest"].collect()
+    slowest = said.tables["latency_slowest"]
     assert [row["message_id"] for row in slowest[:3]] == ["1-100", "1-99", "1-98"]
     # Written 1 ms before it was staged: the clock was put back.
-    assert counted(latency.JOB, tables) == {"deliveries": 100, "slow": 0, "negative": 1}
-    assert checks(latency.JOB, tables) == []
+    assert said.counts == {"deliveries": 100, "slow": 0, "negative": 1}
+    assert said.findings == []
 
 
 def test_a_slow_message_is_found_and_what_waited_for_a_reason_is_not(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     at = hour(0)
     send(home, "1-quick", at, 5)
@@ -100,36 +94,36 @@ def test_a_slow_message_is_found_and_what_waited_for_a_reason_is_not(
     insert(home, "messages", [message("2-answer", at, agent_name=ORCHESTRATOR)])
     insert(home, "deliveries", [delivery("2-answer", at + 60 * S, 1)])
     send(home, "2-backwards", at, -50)
-    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
+    said = home.says("latency")
 
-    assert checks(latency.JOB, tables) == [("latency.slow", "warning", "1-slower", "alice")]
-    (detail,) = details(latency.JOB, tables, "latency.slow")
-    assert (detail["slow"], detail["deliveries"], detail["max_ms"]) == ("2", "3", "7000.0")
+    assert said.found == [("latency.slow", "warning", "1-slower", "alice")]
+    detail = said.findings[0]["detail"]
+    assert (detail["slow"], detail["deliveries"], detail["max_ms"]) == (2, 3, 7000.0)
     # The clock went back for one message: for its way from the commit and for the whole of it.
-    assert counted(latency.JOB, tables) == {"deliveries": 4, "slow": 3, "negative": 2}
-    slowest = [row["message_id"] for row in tables["latency_slowest"].collect()]
+    assert said.counts == {"deliveries": 4, "slow": 3, "negative": 2}
+    slowest = [row["message_id"] for row in said.tables["latency_slowest"]]
     assert slowest == ["1-old", "1-slower", "1-slow", "1-quick"]
 
 
 def test_an_hour_far_above_the_others_is_found(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     usual = [5.0] * 98 + [20.0] * 2
     for number in range(4):
         send_many(home, number, usual)
     send_many(home, 4, [5.0] * 98 + [400.0] * 2)
     send_many(home, 5, [5.0] * 9 + [4_000.0])  # too few to speak of an hour
-    tables = made(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run")))
-    assert checks(latency.JOB, tables) == [("latency.slow_hour", "warning", None, None)]
-    (detail,) = details(latency.JOB, tables, "latency.slow_hour")
-    assert detail["hour"] == "2026-01-31 07:00:00"
-    assert (detail["p99_ms"], detail["median_p99_ms"]) == ("400.0", "20.0")
+    said = home.says("latency")
+    assert said.found == [("latency.slow_hour", "warning", None, None)]
+    detail = said.findings[0]["detail"]
+    assert detail["hour"] == datetime(2026, 1, 31, 7, tzinfo=UTC)
+    assert (detail["p99_ms"], detail["median_p99_ms"]) == (400.0, 20.0)
 
 
 def test_hours_that_are_all_alike_or_next_to_nothing_are_not(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     for number in range(4):
         send_many(home, number, [2.0] * 100)
     send_many(home, 4, [50.0] * 100)  # 25 times the others, and still quick
-    assert checks(latency.JOB, latency.make(home.inputs(spark, tmp_path / "run"))) == []
+    assert home.says("latency").findings == []

@@ -1,26 +1,31 @@
-"""The format `relay_ledger`: snapshots that are consistent, and every table as it is."""
+"""Rows of a ledger: consistent snapshots, every table as it is; the format `relay_ledger`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType
 
+from relay.audit import lake_columns
 from relay.audit.schemas import formats
 from relay.audit.session import explained
-from relay.audit.sources import ledger_source
-from relay.audit.sources.ledger_source import take_snapshot
+from relay.audit.sources.ledger_rows import read_rows, take_snapshot
+from relay.audit.sources.ledger_source import LedgerSource
 from relay.base.clock import Clock
 from relay.base.errors import LedgerError, RelayError, VersionError
 from relay.base.home import Home
+from relay.base.incidents import Refusal, RefusalCode
 from relay.daemon.ledger_backup import backup
 from relay.ledger.schema import schema_sql
 from tests.audit import ledger_writer
@@ -35,7 +40,9 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     home.sent("1-a", at_ns=START_NS + 1_999)
     home.seen("1-b")
     ledger = home.ledger
-    ledger.add_rejection("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS)
+    ledger.add_rejection(
+        "alice", "x.msg", 1, 2, Refusal(RefusalCode.ID_TAKEN, "its id is taken"), "1-nack", START_NS
+    )
     ledger.agents.register("alice", START_NS, 4711)
     ledger.set_state("epoch", "3", START_NS)
     ledger.agents.add_security_event("not_a_regular_file", "alice", "agents/x", "a link", START_NS)
@@ -62,19 +69,20 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     return take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock()).path
 
 
+def rows_of(path: str, table: str, *columns: str) -> list[dict[str, Any]]:
+    """The rows of a table, or columns of it."""
+    known = lake_columns.LEDGER[table]
+    wanted = pa.schema([known.field(name) for name in columns]) if columns else known
+    return pa.Table.from_batches(read_rows(path, table, wanted), wanted).to_pylist()
+
+
 @pytest.mark.shows("audit 1.16")
 def test_schemas_are_those_of_schema_sql() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(schema_sql())
-        tables = {
-            name: without_rowid
-            for name, kind, without_rowid in db.execute(
-                "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main'"
-            )
-            if kind == "table" and not name.startswith("sqlite_")
-        }
-        assert set(formats.LEDGER) == set(tables)
-        assert {t for t, wr in tables.items() if wr} == formats.LEDGER_WITHOUT_ROWID
+        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in names if not name.startswith("sqlite_")}
+        assert set(formats.LEDGER) == tables
         for table, schema in formats.LEDGER.items():
             columns = db.execute(f"PRAGMA table_info({table})").fetchall()
             assert schema.names == [column[1] for column in columns], table
@@ -96,61 +104,35 @@ def test_every_table_is_read_as_it_is(spark: SparkSession, snapshot: str) -> Non
     assert all(found == expected > 0 for found, expected in counts.values()), counts
 
 
-def test_values_keep_their_types_and_nulls(spark: SparkSession, snapshot: str) -> None:
-    rows = {r["message_id"]: r for r in spark.read.format("relay_ledger").load(snapshot).collect()}
+def test_values_keep_their_types_and_nulls(snapshot: str) -> None:
+    rows = {row["message_id"]: row for row in rows_of(snapshot, "messages")}
     done, new = rows["1-a"], rows["1-b"]
-    assert done["discovered_at"] == datetime(2026, 1, 31, 9, 30, 0, 1)
+    assert done["discovered_at"] == datetime(2026, 1, 31, 9, 30, 0, 1, UTC)
     assert (done["file_mtime_ns"], done["status"]) == (START_NS + 1_999, "archived")
     assert (new["processed_at"], new["last_error"], new["retry_count"]) == (None, None, 0)
-    frame = ledger_source.load(spark, snapshot, "deliveries", ["ack_status", "recipient"])
-    assert list(map(tuple, frame.collect())) == [(None, "bob")]
+    (delivery,) = rows_of(snapshot, "deliveries", "ack_status", "recipient")
+    assert tuple(delivery.values()) == (None, "bob")
 
 
-@pytest.mark.parametrize("rows", [1, 3, 1000])
-def test_ranges_take_each_row_once(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path, rows: int
-) -> None:
-    for number in range(10):
-        home.seen(f"1-{number}")
-    path = str(home.root / "ledger.db")
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        db.execute("DELETE FROM messages WHERE id IN (1, 4, 5, 6, 10)")
-    taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
-    frame = spark.read.format("relay_ledger").option("rows", str(rows)).load(taken.path)
-    assert sorted(row["id"] for row in frame.collect()) == [2, 3, 7, 8, 9]
-
-
-@pytest.mark.parametrize(("rows", "parts"), [(1, 7), (3, 3), (1000, 1)])
-def test_deliveries_are_divided_by_message(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path, rows: int, parts: int
-) -> None:
-    for name in ("0", "1", "2", "3", "4", "5", "it's"):
-        home.seen(f"{name}-a")
-        home.deliver(f"{name}-a")
-    taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
-    read = spark.read.format("relay_ledger").option("table", "deliveries").option("rows", str(rows))
-    frame = read.load(taken.path)
-    ids = sorted(row["message_id"] for row in frame.collect())
-    assert ids == ["0-a", "1-a", "2-a", "3-a", "4-a", "5-a", "it's-a"]
-    assert frame.rdd.getNumPartitions() == parts
-
-
-def test_nulls_longer_than_what_types_are_guessed_from(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_nulls_longer_than_what_types_are_guessed_from(home: HomeBuilder, tmp_path: Path) -> None:
     with home.ledger.transaction():
         for number in range(1500):
             home.ledger.agents.add_security_event("late", None, None, None, number)  # type: ignore[arg-type]
         home.ledger.agents.add_security_event("late", "alice", "p", "d", START_NS)
     taken = take_snapshot(str(home.root / "ledger.db"), str(tmp_path / "s.db"), Clock())
-    frame = ledger_source.load(spark, taken.path, "security_events", ["agent", "at"])
-    named = frame.where("agent is not null").collect()
-    assert [(row["agent"], row["at"]) for row in named] == [("alice", datetime(2026, 1, 31, 9, 30))]
-    assert frame.count() == 1501
+    rows = rows_of(taken.path, "security_events", "agent", "at")
+    named = [row for row in rows if row["agent"] is not None]
+    assert named == [{"agent": "alice", "at": datetime(2026, 1, 31, 9, 30, tzinfo=UTC)}]
+    assert len(rows) == 1501
+
+
+def _messages_in(path: str) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as ledger:
+        return int(ledger.execute("SELECT count(*) FROM messages").fetchone()[0])
 
 
 def test_a_ledger_that_is_written_to_is_read_at_one_instant(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder, tmp_path: Path
 ) -> None:
     path = str(home.root / "ledger.db")
     home.close()
@@ -161,19 +143,20 @@ def test_a_ledger_that_is_written_to_is_read_at_one_instant(
     )
     try:
         assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
-        sizes = []
+        sizes: list[list[int]] = []
         for number in range(3):
+            while sizes and _messages_in(path) == sizes[-1][0]:
+                assert writer.poll() is None
             taken = take_snapshot(path, str(tmp_path / f"{number}.db"), Clock())
-            messages = ledger_source.load(spark, taken.path, "messages", ["message_id"])
-            deliveries = ledger_source.load(spark, taken.path, "deliveries", ["message_id"])
-            sizes.append((messages.count(), deliveries.count()))
+            tables = ("messages", "deliveries")
+            sizes.append([len(rows_of(taken.path, table, "message_id")) for table in tables])
             assert writer.poll() is None
     finally:
         writer.kill()
         writer.communicate()
     for messages_, deliveries_ in sizes:
         assert messages_ == deliveries_ and messages_ % ledger_writer.GROUP == 0
-    assert sizes[0] < sizes[1] < sizes[2]  # and nobody waited
+    assert sizes[0] < sizes[1] < sizes[2]  # the writer went on after each
 
 
 def test_a_snapshot_is_private_and_says_when(home: HomeBuilder, tmp_path: Path) -> None:
@@ -184,13 +167,13 @@ def test_a_snapshot_is_private_and_says_when(home: HomeBuilder, tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["home", "s.db"]
 
 
-def test_names_that_a_uri_would_misread(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_that_a_uri_would_misread(tmp_path: Path) -> None:
     builder = HomeBuilder(tmp_path / "50% #1? x")
     builder.seen("1-a")
     path = str(builder.root / "ledger.db")
     taken = take_snapshot(path, str(builder.root / "s?#.db"), Clock())
     builder.close()
-    assert spark.read.format("relay_ledger").load(taken.path).count() == 1
+    assert len(rows_of(taken.path, "messages")) == 1
 
 
 def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
@@ -208,19 +191,15 @@ def test_what_cannot_be_taken(home: HomeBuilder, tmp_path: Path) -> None:
         take_snapshot(path, str(tmp_path / "s2.db"), Clock())
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"table": "letters"}, "table: expected one of messages, "),
-        ({"rows": "0"}, "rows: expected a number above 0, got '0'"),
-        ({"rows": "many"}, "rows: expected a number above 0, got 'many'"),
-    ],
-)
-def test_a_wrong_option_is_one_line(
-    spark: SparkSession, snapshot: str, options: dict[str, str], line: str
-) -> None:
-    with pytest.raises(RelayError, match=f"^{line}"), explained():
-        spark.read.format("relay_ledger").options(**options).load(snapshot).collect()
+def test_a_wrong_table_is_one_line(spark: SparkSession, snapshot: str) -> None:
+    with pytest.raises(RelayError, match=r"^table: expected one of messages, "), explained():
+        spark.read.format("relay_ledger").option("table", "letters").load(snapshot).collect()
+
+
+def test_one_ledger_is_read_at_a_time(snapshot: str) -> None:
+    source = LedgerSource({"paths": json.dumps([snapshot, "b.db"])})
+    with pytest.raises(RelayError, match=r"expected one ledger, got 2: .*, b\.db"):
+        source.reader(source.schema())
 
 
 def test_other_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -238,7 +217,7 @@ def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeB
     path = str(home.root / "ledger.db")
 
     def count(table: str, word: str = "") -> int:
-        reader = spark.read.format("relay_ledger").option("table", table).option("rows", "1")
+        reader = spark.read.format("relay_ledger").option("table", table)
         return reader.option("snapshot", word).load(path).count()
 
     home.sent("1-a")
@@ -253,25 +232,23 @@ def test_a_ledger_in_use_is_read_at_one_instant(spark: SparkSession, home: HomeB
 
 
 @pytest.mark.shows("audit 1.10")
-def test_a_backup(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_backup(tmp_path: Path) -> None:
     with Home(str(home_of(tmp_path / "home", "alice"))) as opened:
         home = HomeBuilder(tmp_path / "home")
         home.sent("1-a")
         backup(opened, str(tmp_path / "kept.db"))
         home.close()
-    frame = spark.read.format("relay_ledger").load(str(tmp_path / "kept.db"))
-    assert [row["message_id"] for row in frame.collect()] == ["1-a"]
+    assert [row["message_id"] for row in rows_of(str(tmp_path / "kept.db"), "messages")] == ["1-a"]
     assert "kept.db-wal" not in os.listdir(tmp_path)
 
 
-def test_text_in_a_column_of_numbers_is_one_line(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_text_in_a_column_of_numbers_is_one_line(home: HomeBuilder, tmp_path: Path) -> None:
     home.seen("1-a")
     path = str(home.root / "ledger.db")
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE messages SET file_size = 'large'")
     taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
-    with pytest.raises(RelayError) as caught, explained():
-        spark.read.format("relay_ledger").load(taken.path).collect()
+    with pytest.raises(RelayError) as caught:
+        rows_of(taken.path, "messages")
     assert str(caught.value).startswith(f"{taken.path}, table messages: ")
+    assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from tests.procs import environment
 # Lowers its priority and starts a child; prints what both have.
 LOWER = """
 import os, subprocess, sys
-from relay.audit.session import lower_priority
+from relay.audit import lower_priority
 lower_priority()
 child = subprocess.Popen(["sleep", "60"])
 print(os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PROCESS, child.pid))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import ordering
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import run
 from tests.audit.tampering import write
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -23,7 +18,7 @@ def named(after_s: float, tail: str) -> str:
 
 
 def test_inversions_are_found_and_what_had_to_wait_is_none(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     def sent(number: int, after_ms: float, to: str = "bob") -> str:
         message_id = named(number, f"{number:04x}{'ab' if to == 'bob' else 'cd'}")
@@ -43,16 +38,16 @@ def test_inversions_are_found_and_what_had_to_wait_is_none(
         at = START_NS + 60 * NS_PER_S + NS_PER_MS
         home.ledger.deliveries.mark_written([WrittenDelivery(late, "carol", 1, at, at)])
     sent(5, 1.5, "carol")
-    tables, checks, _ = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {"inversion": {early}}
-    pairs = {row["recipient"]: row for row in tables["ordering"]}
+    said = home.says("ordering")
+    assert said.checks == {"inversion": {early}}
+    pairs = {row["recipient"]: row for row in said.tables["ordering"]}
     assert (pairs["bob"]["inversions"], pairs["bob"]["worst_ms"]) == (1, 5000.5 - 1001.5)
     assert (pairs["bob"]["deliveries"], pairs["carol"]["deliveries"]) == (3, 1)
-    assert (pairs["carol"]["inversions"], tables["ordering_clock"]) == (0, [])
+    assert (pairs["carol"]["inversions"], said.tables["ordering_clock"]) == (0, [])
 
 
 def test_clocks_that_are_wrong_are_told_and_explain_inversions(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     def sent(message_id: str, after_s: float, **more: float) -> None:
         at = START_NS + int(after_s * NS_PER_S)
@@ -70,21 +65,21 @@ def test_clocks_that_are_wrong_are_told_and_explain_inversions(
             (60 * NS_PER_S, back),
         )
     home.sent(wrong, at_ns=START_NS + 7 * NS_PER_S, written_after_ms=-4000.5)
-    tables, checks, _ = run(ordering.JOB, home.inputs(spark, tmp_path / "run"))
-    assert checks == {
+    said = home.says("ordering")
+    assert said.checks == {
         "clock_back": {back},
         "future_id": {future},
         "future_mtime": {back},
         "negative": {wrong},
         "inversion": {wrong},
     }
-    (pair,) = tables["ordering"]
+    (pair,) = said.tables["ordering"]
     assert (pair["inversions"], pair["by_clock"]) == (3, 2)
 
 
 @pytest.mark.shows("audit 2.3")
 def test_times_of_deliveries_that_cannot_be(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     """What is earlier than what comes before it, by more than a clock's own error."""
     for name in "good staged written read acked".split():
@@ -100,5 +95,6 @@ def test_times_of_deliveries_that_cannot_be(
             "acked": f"acked_at = written_at - {minute}",
         },
     )
-    checks = run(ordering.JOB, home.inputs(spark, tmp_path / "run")).checks
-    assert checks == {"negative": {"1-staged", "1-written", "1-read", "1-acked"}}
+    assert home.says("ordering").checks == {
+        "negative": {"1-staged", "1-written", "1-read", "1-acked"}
+    }

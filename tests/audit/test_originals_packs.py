@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.audit.sources import originals_source
+from relay.audit.sources import originals
 from relay.base.errors import FormatError
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import zstd
@@ -40,7 +40,7 @@ def written(path: Path, types: dict[str, bytes] | None = None) -> dict[str, byte
 def read(path: Path) -> list[tuple[str, bytes]]:
     """Every member."""
     with path.open("rb") as file:
-        return list(originals_source.pack_members(file, "a pack"))
+        return list(originals.pack_members(file, "a pack"))
 
 
 def test_every_member_is_as_it_was_put_in(tmp_path: Path) -> None:

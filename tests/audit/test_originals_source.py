@@ -1,15 +1,12 @@
-"""The format `relay_originals`: archived files as rows, packed or not, damaged ones told."""
+"""Archived files as rows, packed or not, damaged ones told."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
-from relay.audit.schemas import formats
-from relay.audit.sources import originals_source
-from relay.audit.sources.originals_source import ArchiveUnit, Original, read_unit
+from relay.audit.sources import originals
+from relay.audit.sources.originals import ArchiveUnit, Original, read_unit
 from relay.base.config import Config, encode
 from relay.base.home import Home
 from relay.base.names import sha256_hex
@@ -42,13 +39,13 @@ def made(tmp_path: Path) -> Path:
 
 def rows(home: Path) -> dict[str, Original]:
     """Every row, read without Spark."""
-    units = [unit for part in originals_source.plan(str(home)) for unit in part]
+    units = [unit for part in originals.plan(str(home)) for unit in part]
     found = [row for unit in units for row in read_unit(str(home), unit)]
     assert len({row.path for row in found}) == len(found)
     return {row.path: row for row in found}
 
 
-def test_folders_and_packs_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_folders_and_packs_give_the_same_rows(tmp_path: Path) -> None:
     home = made(tmp_path)
     put(home, f"{DAY}/alice/{ID}.msg")
     put(
@@ -75,26 +72,13 @@ def test_folders_and_packs_give_the_same_rows(spark: SparkSession, tmp_path: Pat
         else row
         for path, row in before.items()
     }
-    table = spark.read.format("relay_originals").load(str(home))
-    assert table.schema == formats.ORIGINAL
-    assert {(row["path"], row["sha256"]) for row in table.collect()} == {
-        (row.path, row.sha256) for row in after.values()
-    }
 
 
-def test_only_names_are_read_where_no_content_is_asked_for(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_file_that_is_too_large_is_a_row_without_its_content(tmp_path: Path) -> None:
     home = made(tmp_path)
-    put(home, f"{DAY}/alice/{ID}.msg").chmod(0)
-    put(home, f"{DAY}/alice/rejected/large.msg", b"x" * (originals_source.MOST_BYTES + 1))
-    planned = originals_source.plan(str(home))
-    named = originals_source.load(spark, str(home), planned, ["path", "size"])
-    assert sorted(row["size"] for row in named.collect()) == [
-        len(TEXT),
-        originals_source.MOST_BYTES + 1,
-    ]
-    assert rows(home)[f"archive/{DAY}/alice/rejected/large.msg"].checksum is None
+    put(home, f"{DAY}/alice/rejected/large.msg", b"x" * (originals.MOST_BYTES + 1))
+    (row,) = rows(home).values()
+    assert (row.size, row.checksum) == (originals.MOST_BYTES + 1, None)
 
 
 def test_what_is_no_regular_file_is_a_row_and_stops_no_other(tmp_path: Path) -> None:
@@ -123,7 +107,7 @@ def test_a_day_that_is_packed_while_it_is_read_is_seen(tmp_path: Path) -> None:
     paths = {f"archive/{DAY}/{agent}/{ID}.msg" for agent in ("alice", "bob")}
     for path in paths:
         put(home, path.removeprefix("archive/"))
-    units = [unit for part in originals_source.plan(str(home)) for unit in part]
+    units = [unit for part in originals.plan(str(home)) for unit in part]
     assert units == [ArchiveUnit(DAY, "alice", ""), ArchiveUnit(DAY, "bob", "")]
     first = list(read_unit(str(home), units[0]))
     pack(home)

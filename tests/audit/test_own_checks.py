@@ -18,6 +18,7 @@ from relay.audit.jobs import JOBS
 from relay.base.errors import InvalidName, RelayError
 from relay.base.home import Home
 from tests.audit.home_builder import HomeBuilder
+from tests.audit.journal_builder import JournalBuilder, sent
 from tests.audit.printed import parquet, relay_audit
 from tests.audit.test_spark_errors import PATIENCE_S
 from tests.procs import environment
@@ -116,6 +117,25 @@ FROM store_messages AS s LEFT JOIN journal AS j ON s.relay_id = j.relay_id GROUP
     assert "2 rows: Messages of the largest files" in page
     assert "ask their sender to attach a file" in page
     assert spark.catalog.listTables() == []  # no view is left in the session
+
+
+def test_over_a_damaged_journal_none_is_called_fine(spark: SparkSession, home: HomeBuilder) -> None:
+    journal = JournalBuilder(home.root)
+    (first,) = journal.say(sent(1))
+    journal.say(sent(2))
+    journal.close()
+    (path,) = (journal.dir / "segments").iterdir()
+    data = bytearray(path.read_bytes())
+    data[52 + first + 40] ^= 1
+    path.write_bytes(data)
+    home.write_store()
+    put(home, "odd", f"{WARNING}SELECT relay_id AS message_id FROM journal WHERE event = 'Odd'")
+    done = relay_audit("run", "own.odd", "--home", home.path)
+    assert done.exit_code == 1
+    assert "own.odd: not all read (rows 0)" in done.stdout.splitlines()
+    assert done.stderr.startswith(f"not read: {path} at 52: expected crc32")
+    strict = relay_audit("run", "own.odd", "--strict", "--home", home.path)
+    assert strict.exit_code == 1 and "own.odd: could not run: " in strict.stderr
 
 
 def test_all_run_without_names_and_few_with_them(home: HomeBuilder, tmp_path: Path) -> None:
@@ -236,7 +256,8 @@ def test_a_check_that_ends_spark_is_blamed_and_the_next_ones_run(
 def test_a_check_that_takes_for_ever_is_cancelled(home: HomeBuilder, tmp_path: Path) -> None:
     home.sent("1-a")
     home.write_store()
-    long = "SELECT count(*) AS n FROM range(10000000000000) WHERE sqrt(id) % 3 = 1"
+    pause = "java_method('java.lang.Thread', 'sleep', id % 2 + 10)"  # milliseconds a row
+    long = f"SELECT id FROM range(10000000) WHERE {pause} = 'never'"
     path = put(home, "a_long", f"{WARNING}{long}")
     put(home, "b_behind", f"{WARNING}SELECT 1")
     jobs, lines = run_own(home, tmp_path, 12)

@@ -12,9 +12,9 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from relay.audit.jobs import reconcile
 from relay.audit.schemas import results
 from relay.base.clock import NS_PER_S
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.names import sha256_hex
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
@@ -48,7 +48,9 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.deliver("1-processing")
     home.keep("1-processing")
     home.seen("1-failed")
-    home.ledger.fail([("1-failed", "there is no agent zed")], START_NS)
+    home.ledger.fail(
+        [("1-failed", Refusal(RefusalCode.NO_RECIPIENT, "there is no agent zed"))], START_NS
+    )
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
     home.ledger.deliveries.add_undelivered(
@@ -155,21 +157,17 @@ def test_findings_are_printed_kept_and_exit_3(judged: Judged) -> None:
     assert os.stat(out).st_mode & 0o077 == 0
 
 
-def test_a_store_that_was_never_written_is_empty(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_a_store_that_was_never_written_is_empty(home: HomeBuilder) -> None:
     home.sent("1-lost")
     home.seen("1-pending")
-    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
+    table = home.says("reconcile").tables["reconcile"]
     assert {row["message_id"]: row["class"] for row in table} == {
         "1-lost": "missing",
         "1-pending": "in_flight",
     }
 
 
-def test_what_a_damaged_file_may_have_does_not_hide_what_is_wrong(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_what_a_damaged_file_may_have_does_not_hide_what_is_wrong(home: HomeBuilder) -> None:
     """Its store file is passed over; its original has another text, whatever the store has."""
     home.sent("1-lost")
     home.sent("1-forged")
@@ -180,8 +178,7 @@ def test_what_a_damaged_file_may_have_does_not_hide_what_is_wrong(
         (archive / f"{name}.msg").write_bytes(forged)
     damaged = Path(home.write_store("store/archive/2026-01-31/000001.acomm"))
     damaged.write_bytes(damaged.read_bytes()[:-40])
-    inputs = home.inputs(spark, tmp_path / "run", permissive=True)
-    table = reconcile.make(inputs)["reconcile"].collect()
+    table = home.says("reconcile").tables["reconcile"]
     assert {row["message_id"]: row["class"] for row in table} == {
         "1-lost": "not_checked",
         "1-forged": "original_differs",
@@ -201,7 +198,7 @@ AGES = {
 
 
 def test_every_section_of_every_file_counts_and_a_message_in_two_files_is_one(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     """What is sealed is not called equal; what is no older than the grace is no orphan."""
     for name in ("1-aged", "1-both", "1-sealed", "1-dead", "1-archived", "1-altered"):
@@ -218,7 +215,7 @@ def test_every_section_of_every_file_counts_and_a_message_in_two_files_is_one(
         for number, (name, (created_ns, created_at, _)) in enumerate(AGES.items(), 10)
     ]
     home.write_store(dead_letters=(dead,), archive=(archived,))
-    table = reconcile.make(home.inputs(spark, tmp_path / "run"))["reconcile"].collect()
+    table = home.says("reconcile").tables["reconcile"]
     assert {row["message_id"]: (row["class"], row["copies"]) for row in table} == {
         "1-aged": ("delivered", 1),
         "1-both": ("delivered", 2),

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import reconcile
 from relay.base.clock import NS_PER_S
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
-from tests.audit.home_journal import run, write_journal
+from tests.audit.home_journal import write_journal
 from tests.audit.tampering import write
 from tests.fakes import FakeClock
 
@@ -31,18 +29,18 @@ def set_position(home: HomeBuilder, change: str) -> None:
     db.close()
 
 
-def look(
-    spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
-) -> Looked:
+def look(home: HomeBuilder, clock: FakeClock | None = None) -> Looked:
     """Message id -> class, what was found, and what is said of the home."""
-    tables, checks, found = run(reconcile.JOB, home.inputs(spark, folder, clock))
-    problems = [row["detail"]["problem"] for row in found if row["message_id"] is None]
-    return {row["message_id"]: row["class"] for row in tables["reconcile"]}, checks, problems
+    said = home.says("reconcile", clock)
+    problems = [row["detail"]["problem"] for row in said.findings if row["message_id"] is None]
+    return (
+        {row["message_id"]: row["class"] for row in said.tables["reconcile"]},
+        said.checks,
+        problems,
+    )
 
 
-def test_records_behind_its_position_are_one_finding_once_they_are_old(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_records_behind_its_position_are_one_finding_once_they_are_old(home: HomeBuilder) -> None:
     """One of them was killed behind the journal's commit: it is in flight, whatever its age."""
     home.sent("1-a")
     home.sent("1-killed")
@@ -53,21 +51,21 @@ def test_records_behind_its_position_are_one_finding_once_they_are_old(
     set_position(home, "UPDATE orchestrator_state SET value = '1'")
     known = {"1-a": "delivered", "1-killed": "in_flight"}
     soon = {**known, "1-behind 90": "recent", "1-behind 91": "recent"}
-    assert look(spark, home, tmp_path / "soon", SOON) == (soon, {}, [])
+    assert look(home, SOON) == (soon, {}, [])
     later = {**known, "1-behind 90": "behind", "1-behind 91": "behind"}
     problem = (
         f"the ledger follows the journal up to 1, it ends at {end}: "
         "4 records of messages are not in it, the oldest of 2026-01-31 09:30:00Z"
     )
-    assert look(spark, home, tmp_path / "later") == (later, HOME, [problem])
+    assert look(home) == (later, HOME, [problem])
     set_position(home, f"UPDATE orchestrator_state SET value = '{10**30}'")  # no offset at all
-    assert look(spark, home, tmp_path / "beyond")[1] == HOME
+    assert look(home)[1] == HOME
     set_position(home, "DELETE FROM orchestrator_state")
-    assert look(spark, home, tmp_path / "none")[1] == HOME
+    assert look(home)[1] == HOME
 
 
 def test_an_older_copy_of_the_ledger_is_no_orphan_of_each_message_since(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder, tmp_path: Path
 ) -> None:
     """Of a message whose record retention has taken meanwhile there is the store alone."""
     home.sent("1-known", at_ns=START_NS - 5 * NS_PER_S)
@@ -86,12 +84,10 @@ def test_an_older_copy_of_the_ledger_is_no_orphan_of_each_message_since(
     (home.root / "ledger.db-wal").unlink(missing_ok=True)
     shutil.copyfile(copy, home.root / "ledger.db")
     classes = {"1-known": "delivered", "1-since": "behind", "1-gone": "behind"}
-    assert look(spark, home, tmp_path / "run")[:2] == (classes, HOME)
+    assert look(home)[:2] == (classes, HOME)
 
 
-def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(home: HomeBuilder) -> None:
     """What follows a batch, that it was delivered, is in the journal with the next one."""
     home.sent("1-gone")
     home.sent("1-last")
@@ -101,4 +97,4 @@ def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(
     with sqlite3.connect(home.root / "ledger.db") as db:
         db.execute("DELETE FROM deliveries WHERE message_id = '1-gone'")
     db.close()
-    assert look(spark, home, tmp_path / "run")[1] == {"delivery_missing": {"1-gone"}}
+    assert look(home)[1] == {"delivery_missing": {"1-gone"}}

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from relay.acomm.model import DeliveryState
-from relay.audit.jobs import reconcile
-from relay.audit.jobs.messages import first_judged_day
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.config import Config, RetentionSettings, encode
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.home_journal import moved, run, write_journal
+from tests.audit.home_journal import moved, write_journal
 from tests.audit.tampering import write
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
 
-def make_findings(
-    spark: SparkSession, home: HomeBuilder, folder: Path, clock: FakeClock | None = None
-) -> dict[str, set[str]]:
-    """Check -> message ids, of a run over the home."""
-    return run(reconcile.JOB, home.inputs(spark, folder, clock)).checks
-
-
 @pytest.mark.shows("audit 2.3")
-def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(home: HomeBuilder) -> None:
     """Files have the times of this machine's clock, so rows have, too."""
     now = time.time_ns()
     for after_s, name in ((0, "undone"), (300, "sound"), (600, "killed"), (610, "logged")):
@@ -42,7 +31,7 @@ def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
     write(home, "messages", dict.fromkeys(("undone", "killed"), "status = 'completed'"))
     assert (home.root / "archive" / iso_date(now) / "alice" / "1-undone.msg").exists()
     clock = FakeClock(now + 3600 * NS_PER_S)
-    outcome = run(reconcile.JOB, home.inputs(spark, tmp_path / "run", clock))
+    outcome = home.says("reconcile", clock)
     assert outcome.checks == {"status_differs": {"1-undone", "1-logged"}}
     differ = {row["message_id"]: row["differs"] for row in outcome.tables["reconcile"]}
     undone = "status: ledger completed, store accepted, archive archived"
@@ -51,7 +40,7 @@ def test_a_row_that_is_undone_is_told_from_one_that_a_crash_left(
 
 @pytest.mark.shows("audit 2.3")
 def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     """Killed between the row and the record of it; the relay was started again after an hour."""
     home.sent("1-killed")
@@ -61,12 +50,10 @@ def test_a_delivery_that_the_journal_heard_of_at_the_next_start_is_no_forgery(
     later = [moved(number, "bob", DeliveryState.DELIVERED)]
     write_journal(home, {"1-killed": lambda said: said[accepted]}, later=later, after_s=hour_s)
     clock = FakeClock(START_NS + 3 * hour_s * NS_PER_S)
-    assert make_findings(spark, home, tmp_path / "run", clock) == {}
+    assert home.says("reconcile", clock).checks == {}
 
 
-def test_days_that_retention_took_are_no_loss(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_days_that_retention_took_are_no_loss(home: HomeBuilder) -> None:
     day_ns = 86_400 * NS_PER_S
     for number, days_ago in enumerate((100, 95, 2, 1)):
         home.sent(f"1-{number}", at_ns=START_NS - days_ago * day_ns)
@@ -76,31 +63,36 @@ def test_days_that_retention_took_are_no_loss(
         next((home.root / "archive").glob(f"*/alice/1-{name}.msg")).unlink()
     # A pack that cannot be read is no loss of each message in it.
     (home.root / "archive" / "2026-01-31.tar.zst").write_bytes(b"no pack")
-    assert make_findings(spark, home, tmp_path / "kept 90 days") == {"original_missing": {"1-3"}}
+    assert home.says("reconcile").checks == {"original_missing": {"1-3"}}
     settings = Config(retention=RetentionSettings(archive_days=0, archive_mib=0))
     (home.root / "config.json").write_bytes(encode(settings))
     everything = {"original_missing": {"1-0", "1-1", "1-3"}}
-    assert make_findings(spark, home, tmp_path / "kept for ever") == everything
+    assert home.says("reconcile").checks == everything
 
 
-def test_the_day_from_which_on_nothing_may_be_missing(spark: SparkSession) -> None:
-    messages = spark.createDataFrame(
-        [
-            ("archived", "alice", f"archive/2026-01-{day}/alice/{n}.msg", 1 << 20)
-            for day in (10, 20, 30)
-            for n in range(4)
-        ],
-        "status string, agent_name string, file_path string, file_size bigint",
-    )
-    there = [("original", f"2026-01-{day}") for day in (20, 30) for _ in range(3)]
-    originals = spark.createDataFrame(there, "kind string, day string")
-
-    def first(days: int, mib: int) -> str:
-        row = first_judged_day(messages, originals, START_NS, days, mib).first()
-        assert row is not None
-        return str(row[0])
-
-    assert first(90, 4096) == "2026-01-20"  # neither age nor size is a reason for more to go
-    assert first(10, 4096) == "2026-01-21"
-    assert first(0, 4) == "2026-01-21"
-    assert first(0, 0) == ""
+@pytest.mark.parametrize(
+    ("days", "mib", "missing"),
+    [
+        (90, 4096, {"20", "30"}),  # neither age nor size is a reason for more to go
+        (10, 4096, {"30"}),
+        (0, 4, {"30"}),
+        (0, 0, {"10", "20", "30"}),
+    ],
+)
+def test_the_day_from_which_on_nothing_may_be_missing(
+    home: HomeBuilder, days: int, mib: int, missing: set[str]
+) -> None:
+    """Of the first day most are gone, of the others one."""
+    retention = RetentionSettings(archive_days=days, archive_mib=mib)
+    (home.root / "config.json").write_bytes(encode(Config(retention=retention)))
+    for day in (10, 20, 30):
+        for number in range(4):
+            at_ns = START_NS + (day - 31) * 86_400 * NS_PER_S
+            home.sent(f"1-{day}-{number}", at_ns=at_ns)
+    home.write_store()
+    for gone in ("10-0", "10-1", "10-2", "20-3", "30-3"):
+        next((home.root / "archive").glob(f"*/alice/1-{gone}.msg")).unlink()
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        db.execute("UPDATE messages SET file_size = 1048576, file_inode = NULL")
+    found = home.says("reconcile").checks["original_missing"]
+    assert {name.split("-")[1] for name in found} == missing

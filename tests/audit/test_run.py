@@ -18,7 +18,7 @@ from relay.audit.jobs.job import Tables
 from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
-from tests.audit.home_builder import HomeBuilder
+from tests.audit.home_builder import HomeBuilder, stored_message
 from tests.audit.printed import parquet, relay_audit
 from tests.audit.test_reconcile import EXPECTED
 from tests.procs import environment
@@ -29,17 +29,18 @@ def test_a_clean_home_exits_0_and_a_second_run_replaces_the_first(
     spark: SparkSession, home: HomeBuilder, tmp_path: Path
 ) -> None:
     home.sent("1-a")
-    lost, home.stored = home.stored, []
+    once = home.stored
+    home.stored = [*once, stored_message(9, "1-a")]
     home.write_store()
     out = str(tmp_path / "out")
-    assert relay_audit("run", "reconcile", "--out", out, home=home.path).exit_code == 3
-    home.stored = lost
+    assert relay_audit("run", "duplicates", "--out", out, home=home.path).exit_code == 3
+    assert len(parquet(Path(out) / "findings")) == 1
+    home.stored = once
     home.write_store()
-    result = relay_audit("run", "reconcile", "--out", out, home=home.path)
+    result = relay_audit("run", "duplicates", "--out", out, home=home.path)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "reconcile: OK (delivered 1)" in result.stdout.splitlines()
-    assert parquet(Path(out) / "findings") == []
-    assert len(parquet(Path(out) / "reconcile")) == 1
+    assert any(line.startswith("duplicates: OK") for line in result.stdout.splitlines())
+    assert parquet(Path(out) / "findings") == [] == parquet(Path(out) / "duplicates")
 
 
 def test_json_is_all_of_stdout_and_the_commands_home_wins(
@@ -63,7 +64,7 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
     path = Path(home.write_store())
     path.write_bytes(path.read_bytes()[:-50])
     wanted = ("reconcile", "threads", "integrity", "traffic")
-    result = relay_audit("run", *wanted, home=home.path)
+    result = relay_audit("run", "--strict", *wanted, home=home.path)
     assert result.exit_code == 1
     errors = result.stderr.splitlines()
     assert [line.split(f": could not run: {path} at ")[0] for line in errors] == [
@@ -72,6 +73,29 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
     ]
     assert "integrity: 1 finding (1 error)" in result.stdout.splitlines()
     assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
+
+
+@pytest.mark.shows("audit 2.8")
+def test_of_a_damaged_file_the_rest_is_read_and_what_was_not_is_named(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    path = Path(home.write_store())
+    path.write_bytes(path.read_bytes()[:-50])
+    out = tmp_path / "out"
+    words = ("run", "duplicates", "traffic", "--out", str(out))
+    result = relay_audit(*words, home=home.path)
+    assert result.exit_code == 1
+    first, hint = result.stderr.splitlines()
+    assert first.startswith(f"not read: {path} at ") and "footer magic" in first
+    assert hint == "the rest was read; put copies from a backup in their place"
+    assert "duplicates: not all read (no data)" in result.stdout.splitlines()
+    assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
+    (lost,) = json.loads((out / "summary.json").read_text())["lost"]
+    assert lost == first.removeprefix("not read: ")
+    page = (out / "report.html").read_text()
+    assert "First: 1 part of store and journal could not be read. <code>relay check</code>" in page
+    assert f"<dt>Not read</dt><dd>{path} at " in page
 
 
 def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
@@ -95,7 +119,7 @@ def test_an_archive_that_is_damaged_is_named(spark: SparkSession, home: HomeBuil
     home.write_store()
     path = Path(home.write_store("store/archive/2026-01-30/000001.acomm"))
     path.write_bytes(b"ACOMM001")
-    result = relay_audit("run", "reconcile", home=home.path)
+    result = relay_audit("run", "reconcile", "--strict", home=home.path)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"reconcile: could not run: {path} at 0: expected at least 136")
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.inputs import Inputs
-from relay.audit.jobs import security
+from relay.audit.jobs import JOBS
 from relay.audit.snapshot import snapshot_home
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import ORCHESTRATOR
 from tests.audit.home_builder import START_NS, HomeBuilder
-from tests.audit.ledger_rows import DAY, END_NS, NOW, checks, counted, insert, made, message
+from tests.audit.ledger_rows import DAY, END_NS, insert, message
+from tests.audit.second_engine import says
 from tests.box import Box
+
+REFUSED = {"fault", "file_disappeared", "id_taken"}  # findings beside the incidents
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
 
-def test_every_kind_of_incident_is_judged(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
-    assert set(security.EVENTS) == {str(kind) for kind in IncidentKind}
+def test_every_kind_of_incident_is_judged(home: HomeBuilder) -> None:
     for kind in IncidentKind:
         incident = Incident(kind, "alice", f"agents/alice/{kind}", "why")
         with home.ledger.transaction():
@@ -32,34 +31,41 @@ def test_every_kind_of_incident_is_judged(
             home.ledger.agents.add_incidents([incident], START_NS - 8 * DAY)
     event = {"at": START_NS, "kind": "of_a_newer_relay", "agent": "bob", "detail": "?"}
     insert(home, "security_events", [event])
-    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
-    judged = {name: severity for name, severity in security.EVENTS.items() if severity}
+    said = home.says("security")
+    judged = {
+        name: check.severity
+        for name, check in JOBS["security"].header.checks.items()
+        if name not in REFUSED
+    }
+    assert {str(kind) for kind in IncidentKind} - judged.keys() == {
+        "audit_pruned",
+        "key_confirmed",
+        "key_registered",
+    }
     expected = [(f"security.{name}", severity, None, "alice") for name, severity in judged.items()]
     expected.append(("security.of_a_newer_relay", "warning", None, "bob"))
-    assert checks(security.JOB, tables) == sorted(expected, key=str)
+    assert said.found == sorted(expected, key=str)
     assert {name for name, severity in judged.items() if severity == "error"} >= {
         "bad_signature",
         "foreign_owner",
     }
     assert judged["mode_repaired"] == judged["rate_limited"] == "warning"
-    counts = counted(security.JOB, tables)
+    counts = said.counts
     assert counts["event.key_registered"] == counts["event.bad_signature"] == 2  # with the old ones
 
 
-def test_incidents_are_one_finding_an_agent_and_kind(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_incidents_are_one_finding_an_agent_and_kind(home: HomeBuilder) -> None:
     rows = [
         {"at": START_NS + n, "kind": "bad_signature", "agent": agent, "path": f"p{n}", "detail": ""}
         for agent in ("alice", "bob")
         for n in range(0, 30_000_000_000_000, 10_000_000_000_000)
     ]
     insert(home, "security_events", rows)
-    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
-    assert len(checks(security.JOB, tables)) == 2
-    found = security.findings(tables, NOW).collect()
-    assert {(row["path"], row["detail"]["events"]) for row in found} == {("p20000000000000", "3")}
-    assert tables["security"].count() == 6  # an hour each
+    said = home.says("security")
+    assert len(said.found) == 2
+    found = {(row["path"], row["detail"]["events"]) for row in said.findings}
+    assert found == {("p20000000000000", 3)}
+    assert len(said.tables["security"]) == 6  # an hour each
 
 
 def refuse(box: Box) -> dict[str, str]:
@@ -99,64 +105,45 @@ def refuse(box: Box) -> dict[str, str]:
     return kinds
 
 
-def test_what_a_relay_refuses_is_told_by_kind(
-    spark: SparkSession, box: Box, tmp_path: Path
-) -> None:
+def test_what_a_relay_refuses_is_told_by_kind(box: Box, tmp_path: Path) -> None:
     kinds = refuse(box)
     box.send("alice", f"TO: {ORCHESTRATOR}\nKIND: join\n\nnothing named")
     box.flush()
     (tmp_path / "run").mkdir()
-    inputs = Inputs(spark, snapshot_home(str(box.root), str(tmp_path / "run"), box.clock))
-    tables = made(security.JOB, security.make(inputs))
-    failed = security.failures(inputs.ledger("messages", *MESSAGE_COLUMNS)).collect()
-    by_id = {row["message_id"]: row["kind"] for row in failed}
-    assert {name: by_id.get(name) for name in kinds} == kinds
-    counts = counted(security.JOB, tables)
+    said = says("security", snapshot_home(str(box.root), str(tmp_path / "run"), box.clock))
+    counts = said.counts
+    expected = {f"failed.{kind}": times for kind, times in Counter(kinds.values()).items()}
+    assert {name: counts[name] for name in expected} == expected
     assert counts["rejection.bad_name"] == counts["rejection.id_taken"] == 1
     assert counts["event.not_a_regular_file"] == counts["failed.unsafe_file"] == 1
     assert counts["request.refused_request"] == 1
     assert [name for name in counts if name.endswith(".other")] == []
-    assert [one[:2] for one in checks(security.JOB, tables)] == [
+    assert [one[:2] for one in said.found] == [
         ("security.id_taken", "warning"),
         ("security.not_a_regular_file", "error"),
     ]
 
 
-MESSAGE_COLUMNS = (
-    "message_id",
-    "agent_name",
-    "status",
-    "file_path",
-    "discovered_at",
-    "processed_at",
-    "last_error",
-)
-
-
-REASONS = {
-    "internal error of the relay: KeyError": ("fault", "error"),
+CODES = {  # of a row's last_error_code -> its kind, and severity
+    "fault": ("fault", "error"),
     "file_disappeared": ("file_disappeared", "warning"),
-    "its TTL of 5 s passed before it could be delivered": ("expired", None),
-    "bob is retired since 2026-01-30T09:30:00Z: done; …": ("recipient_away", None),
-    "it is not signed, and security.require_signatures requires it": ("unsigned", None),
-    "SIGNATURE does not match the key registered for bob": ("bad_signature", None),
-    "channel build is Paused": ("channel", None),
-    "something new": ("other", None),
+    "id_taken": ("id_taken", "warning"),
+    "expired": ("expired", None),
+    None: ("other", None),  # refused by an earlier relay
 }
 
 
-def test_reasons_that_take_more_to_bring_about(spark: SparkSession) -> None:
-    types = ["string", "string", "string", "string", "timestamp", "timestamp", "string"]
-    schema = ", ".join(f"{n} {t}" for n, t in zip(MESSAGE_COLUMNS, types, strict=True))
-    rows = [(error, "alice", "failed", "p", None, None, error) for error in REASONS]
-    found = security.failures(spark.createDataFrame(rows, schema)).collect()
-    assert {row["message_id"]: (row["kind"], row["severity"]) for row in found} == REASONS
+def test_a_refusal_is_judged_by_its_code(home: HomeBuilder) -> None:
+    failed = {"status": "failed", "last_error": "why"}
+    rows = [message(str(code), START_NS, last_error_code=code, **failed) for code in CODES]
+    insert(home, "messages", rows)
+    table = home.says("security").tables["security"]
+    judged = {row["message_id"]: (row["kind"], row["severity"]) for row in table}
+    assert judged == {str(code): kind for code, kind in CODES.items()}
 
 
-def test_a_home_where_nothing_was_refused_is_clean(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_a_home_where_nothing_was_refused_is_clean(home: HomeBuilder) -> None:
     insert(home, "messages", [message("1-a", END_NS)])
-    tables = made(security.JOB, security.make(home.inputs(spark, tmp_path / "run")))
-    assert checks(security.JOB, tables) == []
-    assert counted(security.JOB, tables) == {}
+    said = home.says("security")
+    assert said.found == []
+    assert said.counts == {}

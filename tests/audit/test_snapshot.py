@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from relay.audit.snapshot import observed_until
-from relay.audit.sources.ledger_source import take_snapshot
+from relay.audit.sources.ledger_rows import take_snapshot
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, HOUR, agent, insert
 from tests.fakes import FakeClock

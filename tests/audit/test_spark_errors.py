@@ -124,6 +124,7 @@ def test_an_answer_that_makes_no_sense_is_looked_up_there_too() -> None:
 def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str | None) -> str:
     """The one line of a run that cannot start; it prints no result, and leaves no OUT."""
     out = cwd / "out"
+    home.sent("1-a")  # no home without messages starts Spark
     done = relay_audit(
         *("run", "--home", home.path, "--out", str(out), *arguments), cwd=cwd, **environ
     )
@@ -229,7 +230,7 @@ def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
     assert len(lines) == 2
     for line in lines:
         assert re.fullmatch(
-            rf"reconcile: could not run: {temp}/relay-audit-run-\w+/table-\w+/part-00000.parquet "
+            rf"reconcile: could not run: {temp}/relay-audit-run-\w+/lake/originals/home=\w+/\S+ "
             "cannot be written: File too large; "
             "free space there, or set TMPDIR to a folder on a larger disk",
             line,

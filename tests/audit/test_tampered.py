@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import reconcile
 from tests.audit.home_builder import HomeBuilder
-from tests.audit.home_journal import Outcome, run
+from tests.audit.second_engine import Said
 from tests.audit.tampering import known, tamper
 
 pytestmark = [pytest.mark.shows("audit 2.1"), pytest.mark.shows("audit 2.3")]
@@ -21,23 +19,23 @@ KNOWN = known()
 
 
 @pytest.fixture(scope="module")
-def outcome(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Said]:
     """What one run finds in a home with all of them."""
     root = tmp_path_factory.mktemp("tampered")
     home = HomeBuilder(root / "home")
     tamper(home, KNOWN)
-    yield run(reconcile.JOB, home.inputs(spark, root / "run"))
+    yield home.says("reconcile")
     home.close()
 
 
-def said_of(outcome: Outcome, table: str, column: str, message_id: str) -> str:
+def said_of(outcome: Said, table: str, column: str, message_id: str) -> str:
     """What a table says of a message."""
     said = [row[column] for row in outcome.tables[table] if row["message_id"] == message_id]
     return "; ".join(one for one in said if one)
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_each_is_found_and_said(outcome: Outcome, name: str) -> None:
+def test_each_is_found_and_said(outcome: Said, name: str) -> None:
     one, message_id = KNOWN[name], f"1-{name}"
     found = sorted(check for check, of in outcome.checks.items() if message_id in of)
     assert found == one.finds
@@ -50,13 +48,13 @@ def test_each_is_found_and_said(outcome: Outcome, name: str) -> None:
         assert wanted in (None, said_of(outcome, table, column, message_id)), column
 
 
-def test_nothing_else_is_found(outcome: Outcome) -> None:
+def test_nothing_else_is_found(outcome: Said) -> None:
     tampered = {f"1-{name}" for name, one in KNOWN.items() if one.finds}
     assert set().union(*outcome.checks.values()) == tampered
 
 
-def test_M16_the_finding_names_the_header_and_the_values(outcome: Outcome) -> None:
-    (found,) = (row for row in outcome.found if row["message_id"] == "1-forged_row")
+def test_M16_the_finding_names_the_header_and_the_values(outcome: Said) -> None:
+    (found,) = (row for row in outcome.findings if row["message_id"] == "1-forged_row")
     assert found["check"] == "reconcile.headers_differ"
     assert found["detail"]["headers"] == KNOWN["forged_row"].headers
     assert not any(name.endswith("_checksum") for name in found["detail"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from uuid import UUID
 
 import msgspec
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
 from relay.acomm.model import MessageType
-from relay.audit.jobs import threads
 from relay.base.names import ORCHESTRATOR
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.ledger_rows import (
@@ -20,14 +17,11 @@ from tests.audit.ledger_rows import (
     HOUR,
     TICK,
     S,
-    checks,
-    counted,
     delivery,
-    details,
     insert,
-    made,
     message,
 )
+from tests.audit.second_engine import Said
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -82,9 +76,7 @@ def exchange(
 
 
 @pytest.fixture(scope="module")
-def judged(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, DataFrame]]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Said]:
     """What is made of threads in the store, and of pairs that wrote in the ledger alone."""
     root = tmp_path_factory.mktemp("threads")
     home = HomeBuilder(root / "home")
@@ -104,33 +96,27 @@ def judged(
     exchange(home, "7-few", [("ann", "gus"), ("gus", "ann")] * 15, START_NS)
     home.write_store()
     home.write_store("store/archive/2026-01-31/000001.acomm")  # in two files, and still one
-    yield made(threads.JOB, threads.make(home.inputs(spark, root / "run")))
+    yield home.says("threads")
     home.close()
 
 
-def test_a_thread_has_length_depth_and_duration(judged: dict[str, DataFrame]) -> None:
-    rows = {row["thread"]: row for row in judged["threads"].collect()}
+def test_a_thread_has_length_depth_and_duration(said: Said) -> None:
+    rows = {row["thread"]: row for row in said.tables["threads"]}
     assert set(rows) == {thread(1), thread(2)}
     names = ("messages", "participants", "turns", "duration_s")
     assert [rows[thread(1)][name] for name in names] == [5, 3, 4, 4.0]
     assert [rows[thread(2)][name] for name in names] == [1, 1, 1, 0.0]
-    counts = counted(threads.JOB, judged)
-    assert (counts["threads"], counts["messages"]) == (2, 6)
+    assert (said.counts["threads"], said.counts["messages"]) == (2, 6)
 
 
-def test_two_that_cannot_stop_are_found_and_who_works_fast_is_not(
-    judged: dict[str, DataFrame],
-) -> None:
-    assert checks(threads.JOB, judged) == [("threads.runaway", "warning", "1-run-031", "ann")]
-    (detail,) = details(threads.JOB, judged, "threads.runaway")
-    assert detail["messages"] == "32"
-    minutes = {(r["first"], r["second"], r["recent"]) for r in judged["threads_runaways"].collect()}
+def test_two_that_cannot_stop_are_found_and_who_works_fast_is_not(said: Said) -> None:
+    assert said.found == [("threads.runaway", "warning", "1-run-031", "ann")]
+    assert said.findings[0]["detail"]["messages"] == 32
+    minutes = {(r["first"], r["second"], r["recent"]) for r in said.tables["threads_runaways"]}
     assert minutes == {("ann", "ben", True), ("ann", "ben", False)}
 
 
-def test_a_query_that_nobody_answers_is_found(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
-) -> None:
+def test_a_query_that_nobody_answers_is_found(home: HomeBuilder) -> None:
     ask(home, 1, "1-answered")
     say(home, 1, MessageType.RESPONSE, "bob", LONG_AGO + S)
     ask(home, 2, "1-lonely")
@@ -148,8 +134,8 @@ def test_a_query_that_nobody_answers_is_found(
     ask(home, 11, "2-answered-by-another")
     say(home, 11, MessageType.RESPONSE, "mallory", LONG_AGO + S)
     home.write_store()
-    tables = made(threads.JOB, threads.make(home.inputs(spark, tmp_path / "run")))
-    queries = {row["message_id"]: row for row in tables["threads_queries"].collect()}
+    said = home.says("threads")
+    queries = {row["message_id"]: row for row in said.tables["threads_queries"]}
     assert {name: row["class"] for name, row in queries.items()} == {
         "1-answered": "answered",
         "1-lonely": "unanswered",
@@ -164,8 +150,6 @@ def test_a_query_that_nobody_answers_is_found(
     }
     assert (queries["1-one-of-two"]["recipients"], queries["1-one-of-two"]["answered"]) == (2, 1)
     found = ("1-lonely", "1-received", "2-answered-by-another", "2-asked-after-the-answer")
-    assert checks(threads.JOB, tables) == [
-        ("threads.unanswered", "warning", name, "alice") for name in found
-    ]
-    counts = counted(threads.JOB, tables)
+    assert said.found == [("threads.unanswered", "warning", name, "alice") for name in found]
+    counts = said.counts
     assert (counts["unanswered"], counts["answered"], counts["waiting"]) == (5, 2, 1)

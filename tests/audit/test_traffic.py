@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
-from relay.audit.jobs import traffic
-from relay.audit.schemas import results
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, made, message, written
+from tests.audit.ledger_rows import HOUR, MINUTE, delivery, insert, message
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
 
 def test_pairs_are_counted_with_their_latencies(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     for number in range(1, 101):
         home.sent(f"1-{number}", written_after_ms=number)
     home.sent("2-all", sender="bob", to="*", recipients=("alice", "carol"), written_after_ms=2.5)
     home.seen("3-waits", sender="carol")
     home.deliver("3-waits", written_after_ms=None)
-    tables = traffic.make(home.inputs(spark, tmp_path / "run"))
-    pairs = tables["traffic"]
-    assert pairs.columns == results.TRAFFIC.names
-    assert sorted(map(tuple, pairs.collect())) == [
+    said = home.says("traffic")
+    assert sorted(tuple(row.values()) for row in said.tables["traffic"]) == [
         ("alice", "bob", 100, 100 * FILE_SIZE, 50.0, 99.0, 100.0),
         ("bob", "alice", 1, FILE_SIZE, 2.5, 2.5, 2.5),
         ("bob", "carol", 1, FILE_SIZE, 2.5, 2.5, 2.5),
     ]
-    counted = traffic.counts(written(tables))
-    assert counted == {"pairs": 3, "messages": 102, "bytes": 102 * FILE_SIZE}
-    assert [row["sender"] for row in traffic.shown(written(tables))] == ["alice", "bob", "bob"]
+    assert said.counts == {"pairs": 3, "messages": 102, "bytes": 102 * FILE_SIZE}
+    assert [row["sender"] for row in said.shown] == ["alice", "bob", "bob"]
 
 
-def test_nothing_written_is_nothing(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
+def test_nothing_written_is_nothing(home: HomeBuilder) -> None:
     home.seen("1-a", at_ns=START_NS)
-    tables = traffic.make(home.inputs(spark, tmp_path / "run"))
-    pairs = tables["traffic"]
-    assert pairs.collect() == []
-    counted = traffic.counts(written(tables))
-    assert counted == {"pairs": 0, "messages": 0, "bytes": 0}
+    said = home.says("traffic")
+    assert said.tables["traffic"] == []
+    assert said.counts == {"pairs": 0, "messages": 0, "bytes": 0}
 
 
 def test_the_graph_by_its_nodes_and_what_each_hour_carried(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     home.sent("1-a", to="*", recipients=("bob", "carol"))
     home.sent("1-b", sender="bob", to="carol", recipients=("carol",), at_ns=START_NS + HOUR)
@@ -54,13 +44,13 @@ def test_the_graph_by_its_nodes_and_what_each_hour_carried(
     dead = delivery("2-dead", START_NS, 1, state="dead")  # written, and never acknowledged
     late = delivery("2-late", START_NS + 2 * HOUR, 1)
     insert(home, "deliveries", [dead, late])
-    tables = made(traffic.JOB, traffic.make(home.inputs(spark, tmp_path / "run")))
-    agents = {row["agent"]: row for row in tables["traffic_agents"].collect()}
+    tables = home.says("traffic").tables
+    agents = {row["agent"]: row for row in tables["traffic_agents"]}
     ends = ("recipients", "senders", "sent", "received", "bytes_sent", "bytes_received")
     assert [agents["alice"][name] for name in ends] == [2, 0, 4, 0, 4 * FILE_SIZE, 0]
     assert [agents["bob"][name] for name in ends] == [1, 1, 1, 3, FILE_SIZE, 3 * FILE_SIZE]
     assert [agents["carol"][name] for name in ends] == [0, 2, 0, 2, 0, 2 * FILE_SIZE]
-    hours = {row["hour"].hour: row for row in tables["traffic_hours"].collect()}
+    hours = {row["hour"].hour: row for row in tables["traffic_hours"]}
     names = ("messages", "bytes", "deliveries", "dead")
     assert {hour: [row[name] for name in names] for hour, row in hours.items()} == {
         9: [3, 3 * FILE_SIZE, 2, 1],
@@ -70,14 +60,14 @@ def test_the_graph_by_its_nodes_and_what_each_hour_carried(
 
 
 def test_minutes_far_above_the_median_are_bursts(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder,
 ) -> None:
     usual = [message(f"1-{n}", START_NS + n * MINUTE) for n in range(20)]
     lesser = [message(f"2-{n}", START_NS + 30 * MINUTE) for n in range(599)]
     loud = [message(f"3-{n}", START_NS + 40 * MINUTE, agent_name="bob") for n in range(500)]
     besides = [message(f"4-{n}", START_NS + 40 * MINUTE) for n in range(150)]
     insert(home, "messages", usual + lesser + loud + besides)
-    tables = made(traffic.JOB, traffic.make(home.inputs(spark, tmp_path / "run")))
-    (row,) = tables["traffic_bursts"].collect()
+    tables = home.says("traffic").tables
+    (row,) = tables["traffic_bursts"]
     assert (row["minute"].minute, row["messages"], row["times_median"]) == (10, 650, 650.0)
     assert (row["busiest"], row["busiest_messages"]) == ("bob", 500)

@@ -105,6 +105,9 @@ def test_a_directory_with_other_things_in_it_is_left_alone(root: Path) -> None:
     assert caught.value.hint
     assert os.listdir(root) == ["thesis.txt"]
     assert stat.S_IMODE(root.stat().st_mode) == 0o755
+    with pytest.raises(UnsafePath):
+        Home.create(str(root / "thesis.txt"), b"{}")
+    assert (root / "thesis.txt").read_text() == "mine"
 
 
 def test_an_empty_directory_or_what_a_shell_has_begun_becomes_a_home(tmp_path: Path) -> None:

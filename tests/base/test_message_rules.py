@@ -240,7 +240,7 @@ def test_without_a_kind_it_is_a_message() -> None:
     assert parse(b"TO: bob\n\nhi").kind is Kind.MESSAGE
 
 
-@pytest.mark.parametrize("word", ["shout", "", "message x", "ack,nack"])
+@pytest.mark.parametrize("word", ["shout", "", "message x", "ack,nack", "reminder"])
 def test_another_kind_is_refused_with_the_ones_there_are(word: str) -> None:
     error = refused(f"TO: bob\nKIND: {word}\n\nhi".encode())
     assert (error.line, error.header) == (2, "KIND")
@@ -271,6 +271,7 @@ BAD = {
     "DELIVERY": ["", "at least once", "AtLeastOnce", "exactly-twice"],
     "SIGNATURE": ["", "ed25519:", "ed25519:!", "rsa:" + SIGNATURE[8:], SIGNATURE[:-4], "ed25519:é"],
     "AWAIT": ["", "0", "0s", "-1s", "1w", "soon", "1  s", "9" * 13, "٣s", "277778h"],
+    "OPTIONS": ["yes", "yes, Yes", "a,b,c,d,e,f,g,h,i,j"],
 }
 
 

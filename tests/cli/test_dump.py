@@ -14,7 +14,7 @@ from relay.cli import run
 from relay.journal.files import SegmentCheck
 from relay.journal.format import crc64
 from relay.journal.journal import Append, Journal
-from relay.journal.manifest_format import MANIFEST_RECORD, ManifestRecord, ManifestType
+from relay.journal.manifest_format import MANIFEST_RECORD
 from relay.journal.replay import chunk_path, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_path
 from relay.journal.warm import Dictionaries, compress
@@ -128,15 +128,6 @@ def test_a_packed_day_is_dumped_file_by_file(box: Box, capsys: Output) -> None:
 # -- streams of the journal ----------------------------------------------------------------
 
 
-def test_a_stream_is_ok_closed_and_while_it_is_written(stream: Path, capsys: Output) -> None:
-    assert payloads(stream, capsys) == ALL
-    journal = open_journal(stream)
-    journal.append([Append(b"more")])
-    journal.commit()
-    assert payloads(stream, capsys) == [*ALL, b"more"]
-    journal.close()
-
-
 def test_a_compressed_segment_is_read_in_place(stream: Path, capsys: Output) -> None:
     entry = read_manifest(str(stream), silent).catalog.entries[0]
     (stream / "warm").mkdir()
@@ -242,30 +233,6 @@ def add(stream: Path, *records: bytes) -> None:
     header[48:56] = struct.pack("<Q", crc64(data[64:]))
     path.write_bytes(bytes(header) + data[64:])
     read_manifest(str(stream), lambda line: None)
-
-
-def test_reason_codes_are_said_in_words(stream: Path, capsys: Output) -> None:
-    codes = [
-        (ManifestType.CompressionFailed, 1, "1 (permanent: the segment is corrupt)"),
-        (ManifestType.UploadFailed, 2, "2 (authentication: the operator must act)"),
-        (ManifestType.UploadFailed, 3, "3 (bucket or network unavailable)"),
-        (ManifestType.HydrationFailed, 4, "4 (the Tier 2 object is missing)"),
-        (ManifestType.HydrationFailed, 0, "0 (transient: retried)"),
-        (ManifestType.CompressionFailed, 9, "9 (unknown)"),
-    ]
-    for kind, code, _ in codes:
-        fields: dict[str, int | str | bytes] = {"reason_code": code}
-        if kind is ManifestType.UploadFailed:
-            fields["key"] = "k"
-        add(stream, ManifestRecord(kind, 0, 0, 5, fields).encode())
-    code, out, err = said(stream / "manifest", capsys=capsys)
-    assert (code, err) == (0, "")
-    for line, (kind, _, words) in zip(out.splitlines()[-len(codes) :], codes, strict=True):
-        assert kind.name in line and f"reason_code {words}" in line
-    _, out, _ = said(stream / "manifest", "--json", capsys=capsys)
-    assert [json.loads(line)["reason_code"] for line in out.splitlines()[-len(codes) :]] == [
-        code for _, code, _ in codes
-    ]
 
 
 def test_an_unknown_type_is_shown_with_its_flags(stream: Path, capsys: Output) -> None:

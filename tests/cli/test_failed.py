@@ -56,24 +56,17 @@ def test_what_the_relay_refused_with_its_reason(box: Box) -> None:
 
 
 def test_what_its_recipient_did_not_do(box: Box) -> None:
-    """A nack with its text, and an answer that nobody waits for any more."""
+    """A nack with its text, an answer that nobody waits for any more, and no acknowledgment."""
     refused = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
     box.send("bob", f"TO: alice\nKIND: nack\nRE: {refused}\n\nno such branch\nand more")
     asked = box.send("alice", "TO: carol\nKIND: query\n\nwhich?")
+    lost = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\nplease")
     box.until_dead()
     assert {row["id"]: (*facts(row), row["reason"]) for row in rows(box)} == {
         refused: ("alice", "bob", "command", "failed", "no such branch"),
         asked: ("alice", "carol", "query", "unanswered", "not read, reminded twice"),
+        lost: ("alice", "bob", "command", "dead", "no acknowledgment within 60 s, 4 attempts"),
     }
-
-
-def test_a_dead_letter_is_listed_with_the_reason_of_its_end(box: Box) -> None:
-    """No acknowledgment after the last attempt."""
-    lost = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\nplease")
-    box.until_dead()
-    (row,) = rows(box)
-    assert (row["id"], *facts(row)) == (lost, "alice", "bob", "command", "dead")
-    assert row["reason"] == "no acknowledgment within 60 s, 4 attempts"
 
 
 def test_the_newest_is_first_and_options_choose(box: Box) -> None:

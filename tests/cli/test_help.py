@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from relay.acomm.model import MessageType, SortField
 from relay.cli import COMMANDS, SECTIONS, cli, run
 from relay.cli.channel import TYPES, config
 from relay.cli.listing import FORMER_SORTS
 from relay.cli.listing import TYPES as MESSAGE_TYPES
 from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.actions import TYPES as CHANNEL_TYPES
-from relay.engine import MessageType, SortField
 from tests.documents import read_page, tables
 
 
@@ -50,11 +50,6 @@ def test_durations_and_times_have_one_type() -> None:
             if isinstance(option, click.Option) and (option.name or "").endswith(ends):
                 is_day = path == "relay archive pack"
                 assert option.type.name in ("duration", "time") or is_day, path
-
-
-def test_send_shows_no_more_options_than_fit_on_a_screen() -> None:
-    shown = [one for one in ALL["relay send"].params if isinstance(one, click.Option)]
-    assert len([one for one in shown if not one.hidden]) + len(["--help"]) <= 14
 
 
 def test_words_that_the_commands_repeat_are_the_engines() -> None:

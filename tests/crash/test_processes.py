@@ -105,6 +105,7 @@ def check_spawned(box: ProcessBox) -> None:
 def check_restarted(box: ProcessBox) -> None:
     first, second = box.spawner.processes
     assert (first.code, second.code) == (1, None)
+    assert second.spec.env == {"A": "1", "B": SECRET}
     said = box.said(about=REQUEST)
     assert said[0] == f"ack completed started w, pid {first.pid.number}"
     assert said[1] in (

@@ -89,9 +89,9 @@ def bodies(looks: list[Inbound]) -> list[bytes]:
 def reason(looks: list[Inbound]) -> str:
     """Why the one file that was looked at is malformed."""
     (look,) = looks
-    assert look.message is None, look
-    assert "\n" not in look.reason
-    return look.reason
+    assert look.message is None and look.refusal is not None, look
+    assert "\n" not in look.refusal.reason
+    return look.refusal.reason
 
 
 def bounce(result: object) -> str:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState, MessageStatus, MessageType
+from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import Kind, parse, parse_delivered
 from relay.base.names import ORCHESTRATOR, sha256_hex
 from relay.delivery.control import MAX_NOTE
@@ -29,6 +30,12 @@ def said(work: Applied) -> str:
     return parse_delivered(answer.data).body.decode()
 
 
+def refused(work: Applied) -> str:
+    """Why the file was refused."""
+    assert work.plan.refusal is not None
+    return work.plan.refusal.reason
+
+
 def given(work: Applied) -> Answer:
     assert work.plan.answer is not None
     return work.plan.answer
@@ -41,7 +48,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
     work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
     (posting,) = work.files
     assert (posting.message_id, posting.recipients) == (work.plan.message_id, ("bob",))
-    assert (posting.system, posting.attempt, work.plan.refusal) == (None, 0, "")
+    assert (posting.system, posting.attempt, work.plan.refusal) == (None, 0, None)
     delivered = parse_delivered(posting.data)
     assert (delivered.to, delivered.body) == ("bob", b"hi")
     assert delivered.headers == {
@@ -83,13 +90,13 @@ def test_a_group_without_its_former_members(table: Table) -> None:
 def test_what_the_engine_refuses_is_answered(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: #", "bob")
     work = table.decide("TO: #ci\nTOPIC: t\n\nhi")
-    assert "alice is not a participant of channel ci: join it" in (work.plan.refusal or "")
+    assert "alice is not a participant of channel ci: join it" in refused(work)
     assert len(work.files) == 1
 
 
 def test_what_goes_to_nobody_is_answered_and_the_answer_is_kept(table: Table) -> None:
     work = table.decide("TO: dave\n\nhi", number=7)
-    assert "there is no agent dave" in work.plan.refusal
+    assert "there is no agent dave" in refused(work)
     assert table.store.messages.find_by_relay_id(work.plan.message_id) is None
     (posting,) = work.files
     assert posting.recipients == ("alice",)
@@ -116,16 +123,20 @@ def test_what_goes_to_nobody_is_answered_and_the_answer_is_kept(table: Table) ->
 def test_the_answers_id_comes_from_the_message_not_from_the_file() -> None:
     first = read("TO: dave\n\nhi", "alice", 7)
     again = replace(first, file=replace(first.file, inode=99, mtime_ns=1, size=5))
-    ids = [refuse(one, "no").messages[0].message_id for one in (first, again)]
+    ids = [
+        refuse(one, Refusal(RefusalCode.NO_RECIPIENT, "no")).messages[0].message_id
+        for one in (first, again)
+    ]
     assert ids[0] == ids[1]
 
 
 def test_a_file_without_an_id_is_answered_by_what_the_file_is(table: Table) -> None:
     answers = []
+    unnamed = Refusal(RefusalCode.BAD_NAME, "hello.msg is not a valid message name")
     for inode in (1, 1, 2):
         found = OutboxFile("alice", "hello.msg", None, 5, AT_NS, inode)
-        inbound = Inbound(found, None, "hello.msg is not a valid message name", row=Row.NONE)
-        work = table.apply(refuse(replace(inbound, discovered_at=AT_NS), inbound.reason))
+        inbound = Inbound(found, None, unnamed, row=Row.NONE)
+        work = table.apply(refuse(replace(inbound, discovered_at=AT_NS), unnamed))
         (posting,) = work.files
         message = parse_delivered(posting.data)
         assert "RE" not in message.headers
@@ -161,19 +172,19 @@ def test_what_the_engine_keeps_is_the_whole_message(table: Table) -> None:
 
 def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     text = "TO: bob\nTTL: 30\n\nquick"
-    assert table.decide(text, late_s=30, number=7).plan.refusal == ""
+    assert table.decide(text, late_s=30, number=7).plan.refusal is None
     work = table.decide(text, late_s=31)
-    assert work.plan.refusal == "its TTL of 30 s passed before it could be delivered"
-    assert work.plan.refusal in said(work)
+    assert refused(work) == "its TTL of 30 s passed before it could be delivered"
+    assert refused(work) in said(work)
     again = table.decide(text, late_s=31, number=7)
-    assert (again.plan.refusal, again.plan.draft) == ("", None)  # it was accepted in time
+    assert (again.plan.refusal, again.plan.draft) == (None, None)  # it was accepted in time
 
 
 def test_m05_a_group_of_one_and_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     work = table.decide("TO: #team\n\nhi")
     assert said(work) == "no recipients: team has no other members\n"
-    assert work.plan.refusal == ""
+    assert work.plan.refusal is None
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
     said_of_topic = said(table.decide("TO: #ci\nTOPIC: build.ok\n\nhi"))
     assert "there are no other subscribers to topic build.ok of #ci" in said_of_topic
@@ -231,7 +242,7 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
 def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
-    assert (again.plan.refusal, [*again.plan.changes.bounced]) == ("", ["dave"])
+    assert (again.plan.refusal, [*again.plan.changes.bounced]) == (None, ["dave"])
     stored = table.store.messages.find_by_relay_id(first.plan.message_id)
     assert stored
     table.store.deliveries.deliver(stored.id, ["dave"])
@@ -260,7 +271,7 @@ def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(ta
 def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said: str) -> None:
     asked = table.decide("TO: bob\nKIND: command\n\ngo")
     work = table.decide(f"TO: alice\nKIND: {kind}\nRE: {asked.plan.message_id}\n\n{body}", "bob")
-    assert work.plan.refusal == ""
+    assert work.plan.refusal is None
     assert (given(work).status, given(work).text) == (status, said)
     assert given(work).original.relay_id == asked.plan.message_id
     (posting,) = work.files
@@ -286,7 +297,7 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
     (posting,) = work.files
     answer = parse_delivered(posting.data)
     assert (answer.kind, answer.headers["RE"]) == (Kind.ACK, work.plan.message_id)
-    assert said(work) == "completed created the group team, you are its owner\n"
+    assert said(work) == "completed created the group team, its owner is alice\n"
     asked, reply = (
         table.store.messages.find_by_relay_id(work.plan.message_id),
         table.store.messages.get(posting.number),
@@ -299,9 +310,9 @@ def test_what_the_orchestrator_did_it_says_with_an_ack(table: Table) -> None:
 
 def test_what_it_refuses_it_says_with_a_nack(table: Table) -> None:
     work = table.decide("TO: __orchestrator__\nKIND: leave\n\nCHANNEL: team")
-    assert (work.plan.command is not None, work.plan.refusal) == (True, "")
+    assert (work.plan.command is not None, work.plan.refusal) == (True, None)
     assert parse_delivered(work.files[0].data).kind is Kind.NACK
-    assert said(work) == "channel team does not exist\n"
+    assert said(work) == "channel team does not exist: `relay channel create team` makes one\n"
 
 
 def test_obeyed_again_after_a_crash_the_answer_is_the_same_file(table: Table) -> None:

@@ -39,13 +39,13 @@ def refused(store: Engine, kind: str, body: str, sender: str = "alice") -> str:
 
 def test_who_joins_first_makes_the_group(store: Engine) -> None:
     assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
-        True, "created the group team/b, you are its owner"
+        True, "created the group team/b, its owner is alice"
     )
     channel = store.channels.get_by_name("team/b")
     assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
     for _ in range(2):  # again is harmless
         assert ask(store, "join", "CHANNEL: #team/b", "bob") == ControlReply(
-            True, "you are a member of team/b, a Group channel"
+            True, "bob is a member of team/b, a Group channel"
         )
     assert members(store, "team/b") == ["alice", "bob"]
 
@@ -54,7 +54,7 @@ def test_who_joins_first_makes_the_group(store: Engine) -> None:
 def test_joining_a_channel_of_another_type(store: Engine, kind: ChannelType) -> None:
     channel_of(store, kind, "carol", name="news")
     assert ask(store, "join", "CHANNEL: news").text == (
-        f"you are a member of news, a {kind.label} channel"
+        f"alice is a member of news, a {kind.label} channel"
     )
 
 
@@ -62,11 +62,11 @@ def test_leaving_and_leaving_again(store: Engine) -> None:
     ask(store, "join", "CHANNEL: team")
     ask(store, "join", "CHANNEL: team", "bob")
     assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "you are no longer a member of team"
+        True, "bob is not a member of team"
     )
     assert members(store, "team") == ["alice"]
     assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "you are not a member of team"
+        True, "bob is not a member of team"
     )
 
 
@@ -157,12 +157,12 @@ def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
 
 def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
-        True, "created the channel ci; you receive build.# from ci"
+        True, "created the channel ci; alice receives build.# from ci"
     )
     channel = store.channels.get_by_name("ci")
     assert channel and channel.channel_type is ChannelType.PUB_SUB
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == ControlReply(
-        True, "you receive * from ci"
+        True, "bob receives * from ci"
     )
     assert routed(store, channel, "carol", "build.ok") == ("alice",)
     assert routed(store, channel, "carol", "build") == ("alice", "bob")
@@ -188,10 +188,10 @@ def test_ending_one_subscription_or_all(store: Engine) -> None:
     for pattern in ("build.#", "test.#", "deploy.#"):
         ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
     assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
-        True, "1 subscription to ci ended"
+        True, "1 subscription of alice to ci ended"
     )
-    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions to ci ended"
-    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "0 subscriptions to ci ended"
+    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions of alice to ci ended"
+    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "0 subscriptions of alice to ci ended"
     assert members(store, "ci") == ["alice"]
 
 
@@ -211,12 +211,15 @@ def test_a_name_that_is_none_of_ours(store: Engine) -> None:
     for kind in sorted(CHANNEL_KINDS):
         for name in ("a b", "../x", "a//b", "é", "c" * 129, "all", "dm/alice/bob"):
             text = refused(store, kind, f"CHANNEL: {name}\nPATTERN: #")
-            assert text.startswith(f"{name!r} is not a valid channel name to {kind}")
+            assert text.startswith(f"{name!r} is not a valid channel name for {kind}")
 
 
 @pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
 def test_a_channel_that_is_not_there(store: Engine, kind: str) -> None:
-    assert refused(store, kind, "CHANNEL: team") == "channel team does not exist"
+    assert (
+        refused(store, kind, "CHANNEL: team")
+        == "channel team does not exist: `relay channel create team` makes one"
+    )
 
 
 # -- the others ----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_what_is_no_regular_file_is_refused_at_once(desk: Desk, renamed: bool) -
     desk.hint(renamed=renamed)
     (look,) = desk.take()
     assert look.message is None and look.is_unsafe
-    assert "regular file" in look.reason
+    assert "regular file" in reason([look])
     assert look.file.inode == (desk.outbox / NAME).lstat().st_ino
     assert look.file.message_id == NAME.removesuffix(".msg")
     (desk.outbox / NAME).unlink()
@@ -95,7 +95,7 @@ def test_a_name_that_carries_no_id_is_refused(desk: Desk, name: str) -> None:
     (look,) = desk.take()
     assert look.message is None
     assert look.file.message_id == ""
-    assert look.reason.startswith(f"{name} is not a valid message name")
+    assert reason([look]).startswith(f"{name} is not a valid message name")
 
 
 def test_a_name_that_is_no_text_ends_nothing(box: Box) -> None:

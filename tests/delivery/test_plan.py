@@ -6,7 +6,7 @@ import pytest
 
 from relay.acomm.model import ChannelType, DeliveryState, MessageType, Obligation
 from relay.agents.status import Directory
-from relay.base.incidents import Incident, IncidentKind
+from relay.base.incidents import Incident, IncidentKind, Refusal, RefusalCode
 from relay.base.message import SENT_KINDS, Kind, parse
 from relay.delivery.notifications import remind
 from relay.delivery.plan import end_delivery
@@ -73,7 +73,7 @@ def test_a_plan_stores_a_message_and_writes_its_files(
     assert made.draft.message.message_type is message_type
     (file,) = made.files
     assert (file.message_id, file.number, set(file.recipients)) == (sent(9), 0, set(recipients))
-    assert (made.refusal, made.messages, made.command) == ("", (), None)
+    assert (made.refusal, made.messages, made.command) == (None, (), None)
     assert (made.answer is not None) is ("RE:" in head)
     assert talk.store.snapshot() == before
 
@@ -84,7 +84,7 @@ def test_a_plan_for_the_orchestrator_is_a_command(talk: Table, kind: str) -> Non
     before = talk.store.snapshot()
     made = talk.plan(text)
     assert made.command is not None and not made.command.is_done
-    assert (made.files, made.messages, made.refusal) == ((), (), "")
+    assert (made.files, made.messages, made.refusal) == ((), (), None)
     assert talk.store.snapshot() == before
 
 
@@ -101,7 +101,7 @@ def test_a_plan_for_the_orchestrator_is_a_command(talk: Table, kind: str) -> Non
 def test_a_plan_refuses(talk: Table, head: str, says: str) -> None:
     directory = Directory(AGENTS | {"gone"}, None, {"gone": "gone is retired"})
     made = talk.plan(f"{head}\n\nhi", directory=directory)
-    assert says in made.refusal
+    assert made.refusal is not None and says in made.refusal.reason
     assert (made.draft, made.files, made.command) == (None, (), None)
     (nack,) = made.messages
     assert (nack.message.kind, nack.message.to, nack.recipients) == (Kind.NACK, "alice", ("alice",))
@@ -110,15 +110,16 @@ def test_a_plan_refuses(talk: Table, head: str, says: str) -> None:
 def test_an_answer_counts_though_its_sender_is_gone(talk: Table) -> None:
     text = f"TO: alice\nKIND: ack\nRE: {sent(2)}\n\ncompleted"
     made = talk.plan(text, "bob", AGENTS - {"alice"})
-    assert "recorded as answered" in made.refusal
+    assert made.refusal is not None and "recorded as answered" in made.refusal.reason
     assert made.answer is not None
     assert (made.answer.status, made.answer.ends) == ("completed", True)
 
 
 def test_refused_before_it_was_planned(talk: Table) -> None:
     incident = Incident(IncidentKind.UNSIGNED, "alice", "x", "not signed")
-    made = talk.plan("TO: bob\n\nhi", reason="not signed", incidents=(incident,), row=Row.REPEATED)
-    assert (made.refusal, made.draft) == ("not signed", None)
+    unsigned = Refusal(RefusalCode.UNSIGNED, "not signed")
+    made = talk.plan("TO: bob\n\nhi", refusal=unsigned, incidents=(incident,), row=Row.REPEATED)
+    assert (made.refusal, made.draft) == (unsigned, None)
     assert made.effects == Effects((incident,), may_repeat=True)
 
 
@@ -138,7 +139,7 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
         )
         made = talk.plan(f"TO: #{name}\nTOPIC: t\n\nhi")
         assert made.draft is not None and made.draft.route.recipients == ()
-        assert (len(made.messages), made.refusal) == (nacks, "")
+        assert (len(made.messages), made.refusal) == (nacks, None)
 
 
 def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
@@ -193,6 +194,10 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
     nack, *published = made.messages
     assert nack.recipients == ("alice",) and b"not delivered to bob: too late" in nack.message.body
     assert [one.recipients for one in published] == [("carol",)] * (state is DeliveryState.DEAD)
+    for one in published:
+        assert one.message.headers["TOPIC"] == "_system.message.deadletter"
+        assert one.message.headers["RE"] == sent(1)
+        assert b"from alice to bob is dead" in one.message.body
     assert end_delivery(ended, row_of(1), Directory(AGENTS), view) == made
     without_sender = end_delivery(ended, row_of(1), Directory(AGENTS - {"alice"}), view)
     assert without_sender.messages == tuple(published)
@@ -212,4 +217,5 @@ def test_an_overdue_answer_is_reminded_of(talk: Table, reminders: int, is_last: 
     to = [(one.message.to, one.message.kind) for one in made.messages]
     assert to == [("bob", Kind.REMINDER)] * (not is_last) + [("alice", Kind.NOTIFICATION)]
     gone = remind(overdue, Directory(AGENTS - {"bob"}), StoreView(talk.store), AT_NS)
+    assert gone.changes.reminders[0].due_ms == 0  # given up
     assert b"no longer awaited: bob is no longer an agent" in gone.messages[0].message.body

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from relay.acomm.model import Channel
+from relay.commstore.queues import Queues
+from relay.commstore.store import CommStore
 from relay.engine.check import check
-from relay.engine.commstore import CommStore
 from relay.engine.state import State
 from tests.engine.support import group_of
 
@@ -35,6 +36,19 @@ def stores_are_sound(
         found = [one.text for state in small for one in check(state)]
         # a test may use a relay id twice, a relay never does
         assert [line for line in found if "relay_ids" not in line] == []
+        assert [state for state in small if not queues_agree(state)] == []
+
+
+def queues_agree(state: State) -> bool:
+    """True when the queues of a library have what its deliveries say."""
+    if not isinstance(state.observer, Queues):
+        return True
+    waiting: dict[str, set[int]] = {}
+    for number in state.messages:
+        for recipient, delivery in state.deliveries.get(number, {}).items():
+            if delivery.queued:
+                waiting.setdefault(recipient, set()).add(number)
+    return waiting == {name: set(one) for name, one in state.observer._queued.items() if one}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.base.errors import CommError
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from relay.engine.state import DeliveryRules

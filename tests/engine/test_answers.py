@@ -9,7 +9,7 @@ import pytest
 from relay.acomm import store_file
 from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.errors import ValidationFailed
-from relay.engine import CommStore, FlushPolicy
+from relay.commstore import CommStore, FlushPolicy
 from tests.engine.support import UUID, group_of, reopened, send, standing
 from tests.fakes import FakeClock
 

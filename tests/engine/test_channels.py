@@ -19,8 +19,8 @@ from relay.acomm.model import (
     Priority,
 )
 from relay.base.errors import ChannelUnavailable, ValidationFailed
+from relay.commstore.store import CommStore
 from relay.engine.checkpoint import state_of
-from relay.engine.commstore import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,
     NOW_S,

@@ -17,7 +17,7 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import ChannelNotFound, NotParticipant
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,

@@ -33,8 +33,8 @@ from relay.acomm.model import (
     Subscription,
 )
 from relay.base.errors import CommError, FormatError
+from relay.commstore.store import CommStore
 from relay.engine import events
-from relay.engine.commstore import CommStore
 from relay.engine.events import Event
 from relay.engine.rules import match_mode
 from relay.engine.state import IN_QUEUES

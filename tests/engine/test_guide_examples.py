@@ -12,7 +12,7 @@ from relay.acomm.model import (
     SortField,
     SortOrder,
 )
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 6.16")

@@ -15,7 +15,7 @@ from relay.acomm import store_file
 from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.model import ArchiveInfo, ChannelConfig, ChannelState, SortField, SortOrder
 from relay.base.errors import ChannelNotFound, RelayError, ValidationFailed
-from relay.engine import (
+from relay.commstore import (
     Channel,
     ChannelType,
     CommStore,

@@ -20,7 +20,7 @@ from relay.acomm.model import (
 )
 from relay.base.errors import ChannelNotFound
 from relay.base.names import uuid4_of
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,

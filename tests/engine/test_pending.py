@@ -19,7 +19,7 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.base.errors import ChannelUnavailable
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from relay.engine.engine import Engine
 from relay.engine.state import State
 from tests.engine.support import (

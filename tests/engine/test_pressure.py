@@ -16,10 +16,10 @@ from relay.acomm.model import (
     MessageType,
 )
 from relay.base.errors import CommError, StoreCapacity, StoreFull
+from relay.commstore.queues import CAPACITY_TOPIC
+from relay.commstore.store import CommStore
 from relay.engine import transitions
-from relay.engine.commstore import CommStore
 from relay.engine.events import DuplicatesForgotten, Event
-from relay.engine.queues import CAPACITY_TOPIC
 from relay.engine.retries import FORGET_PER_MS
 from relay.engine.rules import Limits
 from relay.engine.state import State

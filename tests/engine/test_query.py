@@ -20,8 +20,8 @@ from relay.acomm.model import (
     SortOrder,
 )
 from relay.base.errors import ValidationFailed
+from relay.commstore.store import CommStore
 from relay.engine import query, rules
-from relay.engine.commstore import CommStore
 from relay.engine.rules import check_topic, match_mode, topic_matches
 from relay.engine.tables import MessageIndex, TopicTrie
 from tests.engine.support import channel_of, group_of, new_store, send

@@ -15,7 +15,7 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
-from relay.engine.commstore import CommStore
+from relay.commstore.store import CommStore
 from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, receive, reopened, send
 from tests.fakes import FakeClock
 

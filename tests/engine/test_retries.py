@@ -18,8 +18,8 @@ from relay.acomm.model import (
     MessageType,
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
+from relay.commstore.store import CommStore
 from relay.engine import events
-from relay.engine.commstore import CommStore
 from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
 from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, reopened, send, standing
 from tests.fakes import FakeClock

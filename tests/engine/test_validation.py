@@ -33,8 +33,8 @@ from relay.base.errors import (
     NotParticipant,
     ValidationFailed,
 )
+from relay.commstore.store import CommStore
 from relay.engine import rules
-from relay.engine.commstore import CommStore
 from tests.engine.support import (
     AT_LEAST_ONCE,
     OTHER,

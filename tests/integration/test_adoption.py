@@ -95,36 +95,6 @@ def test_without_its_spec_it_is_looked_after_and_not_started_again(box: ProcessB
     assert box.process().state == "failed"
 
 
-def test_it_waits_for_its_next_start_through_a_restart_of_the_relay(box: ProcessBox) -> None:
-    request = box.spawn("w", "RESTART: always", "ENV: A=hunter2")
-    box.spawner.end(1)
-    box.after(0)
-    reopen(box)
-    box.after(1.1)
-    assert box.running.spec.env == {"A": "hunter2"}
-    assert [text.partition(" ")[0] for text in box.said(about=request)] == [
-        "ack",
-        "notification",
-        "notification",
-    ]
-
-
-def test_started_again_and_killed_before_it_was_noted_it_is_found(box: ProcessBox) -> None:
-    request = box.spawn("w", "RESTART: always")
-    box.spawner.end(1)
-    box.after(0)
-    box.clock.advance(1.1)
-    box.supervisor.poll(has_requests=False)  # started; nothing is said or noted
-    process = box.running
-    reopen(box)
-    box.after(10)
-    assert box.spawner.running() == [process]
-    assert (box.process().pid, box.process().restarts) == (process.pid.number, 1)
-    assert box.said(about=request)[-1] == (
-        f"notification w was restarted, pid {process.pid.number}"
-    )
-
-
 def test_a_ledger_that_is_gone_does_not_double_it(box: ProcessBox) -> None:
     box.spawn()
     process = box.running

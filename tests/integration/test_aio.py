@@ -57,18 +57,6 @@ async def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path)
     assert sorted(got, key=int) == [str(number) for number in range(20)]
 
 
-async def test_other_tasks_run_while_one_waits(running: Relay, home: Path) -> None:
-    """The loop is not blocked by a wait, a send or a timeout."""
-    ticks = 0
-    async with aio.Agent("bob", home) as bob:
-        waiting = asyncio.create_task(bob.receive(0.3))
-        while not waiting.done():
-            await asyncio.sleep(0.01)
-            ticks += 1
-        assert waiting.result() is None
-    assert ticks > 5
-
-
 async def test_a_cancelled_query_leaves_its_answer_to_those_who_receive(
     running: Relay, home: Path
 ) -> None:

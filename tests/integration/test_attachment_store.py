@@ -80,7 +80,6 @@ def test_other_content_is_refused_and_set_aside(box: Box) -> None:
 UNSAFE: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a link": (lambda p, other: p.symlink_to(other), "is not a regular file but a link"),
     "a FIFO": (lambda p, other: os.mkfifo(p), "is not a regular file"),
-    "a directory": (lambda p, other: p.mkdir(), "is not a regular file"),
     "a hard link": (
         lambda p, other: p.hardlink_to(other),
         "has 2 hard links: it is a file elsewhere, too",

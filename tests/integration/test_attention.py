@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from relay.base.finding import Finding
 from relay.base.home import Home
 from relay.views.attention import attention, hush, tell_new
 from tests.box import Box
+from tests.ledger.support import Look
 from tests.procs import Relay, relay, rows_of, until
 
 QUESTION = "Deploy to production now?"
@@ -50,14 +49,9 @@ def waiting(home: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("running")
-def test_nothing_waits_in_a_new_home(home: Path) -> None:
+def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path) -> None:
     done = relay("attention", home=home)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing waits for you\n")
-    assert relay("attention", "--count", home=home).stdout == "0\n"
-
-
-@pytest.mark.usefixtures("running")
-def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path) -> None:
     asked = ask(home)
     done = relay("attention", home=home)
     assert done.returncode == 3
@@ -70,6 +64,9 @@ def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path)
     assert wrong.returncode == 6
     assert "'maybe' is not an answer: expected one of yes, no, later" in wrong.stderr
     assert relay("attention", "--count", home=home).stdout == "1\n"
+    with Look(home / "ledger.db") as look:
+        (code,) = look.all("SELECT last_error_code FROM messages WHERE status = 'failed'")
+    assert code == ("malformed",)
 
     done = relay("approve", digits, "go ahead", home=home)
     assert done.returncode == 0, done.stderr
@@ -79,24 +76,15 @@ def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path)
     assert said == ("response", asked, "yes\n\ngo ahead")
 
 
-@pytest.mark.usefixtures("running")
-def test_the_first_answer_counts_and_the_other_one_hears_of_it(home: Path) -> None:
+def test_the_first_answer_counts_and_the_other_one_hears_of_it(box: Box) -> None:
     """Two people, or a terminal and a page, answer at the same time."""
-    asked = ask(home)
-    lines = [[sys.executable, "-m", "relay", "--home", str(home), one, asked] for one in PAIR]
-    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in lines]
-    errors = {word: one.communicate(timeout=30)[1] for word, one in zip(PAIR, both, strict=True)}
-    codes = {word: one.returncode for word, one in zip(PAIR, both, strict=True)}
-    assert sorted(codes.values()) == [0, 6], errors
-    first, second = sorted(PAIR, key=lambda word: codes[word])
-    said = {"approve": "yes", "deny": "no"}[first]
-    assert f"{asked} was answered by operator at " in errors[second]
-    assert errors[second].rstrip().endswith(f": {said}")
-    answers = [one["body"] for one in taken(home)]
-    assert answers == [said]
-
-
-PAIR = ("approve", "deny")
+    asked = box.send("alice", f"TO: operator\nKIND: query\nOPTIONS: yes, no\n\n{QUESTION}")
+    for said in ("yes", "no"):
+        box.drop("operator", f"TO: alice\nKIND: response\nRE: {asked}\n\n{said}")
+    box.tick()
+    (nack,) = box.nacks("operator")
+    assert f"{asked} was answered by operator at " in nack and nack.endswith(": yes\n")
+    assert box.bodies("alice") == ["yes"]
 
 
 @pytest.mark.usefixtures("running")
@@ -116,29 +104,17 @@ def test_what_is_no_question_is_not_approved(home: Path) -> None:
     assert relay("deny", plain, "not now", home=home).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("header", "rule"),
-    [
-        ("OPTIONS: yes", "'yes' is not 2 to 9 different answers, with commas between them"),
-        ("OPTIONS: yes, Yes", "'yes, Yes' is not 2 to 9 different"),
-        ("OPTIONS: " + ",".join("abcdefghij"), "is not 2 to 9 different answers"),
-        ("OPTIONS: yes, no\nKIND: message", "header OPTIONS: only KIND query asks something"),
-    ],
-)
-@pytest.mark.usefixtures("running")
-def test_options_that_cannot_be_chosen_from_are_refused(home: Path, header: str, rule: str) -> None:
-    kind = "" if "KIND" in header else "KIND: query\n"
-    outbox = home / "agents/alice/outbox"
-    outbox.mkdir(parents=True, exist_ok=True)
-    (outbox / "1700000000000000001-aa.tmp").write_text(f"TO: operator\n{kind}{header}\n\nso?\n")
-    os.rename(outbox / "1700000000000000001-aa.tmp", outbox / "1700000000000000001-aa.msg")
-    until(lambda: list((home / "agents/alice/inbox").glob("*.msg")))
-    (row,) = waiting(home)  # its sender has not read that, so a person is told
-    assert (row["kind"], row["who"]) == ("refused", "alice")
-    assert rule in str(row["what"]), row
-    (nack,) = taken(home)
-    assert rule in nack["body"], nack
-    until(lambda: waiting(home) == [])
+def test_options_of_what_asks_nothing_are_refused(box: Box) -> None:
+    box.send("alice", "TO: operator\nOPTIONS: yes, no\n\nso?")
+    rule = "header OPTIONS: only KIND query asks something"
+    with Home(str(box.root)) as home:
+        (row,) = attention(home)  # its sender has not read that, so a person is told
+        assert (row.kind, row.who) == ("refused", "alice") and rule in row.what
+        (nack,) = box.inbox("alice")
+        assert rule in box.nacks("alice")[0]
+        box.take("alice", nack)
+        box.tick()
+        assert attention(home) == []
 
 
 def test_what_is_hushed_stays_out_until_it_begins_anew(home: Path, running: Relay) -> None:
@@ -163,9 +139,6 @@ def test_what_is_hushed_stays_out_until_it_begins_anew(home: Path, running: Rela
 
 
 def test_messages_wait_for_a_relay_that_does_not_run(home: Path) -> None:
-    relay("init", home=home)
-    with Relay(home):
-        pass  # the home has a ledger
     with Agent("alice", home) as alice:
         alice.send("bob", "hi", wait_s=0)
     row = next(one for one in waiting(home) if one["kind"] == "relay")
@@ -178,7 +151,6 @@ def test_a_command_hears_once_that_something_new_waits(home: Path, tmp_path: Pat
     told = tmp_path / "told"
     script = 'echo "$AGENT_RELAY_ATTENTION_NEW of $AGENT_RELAY_ATTENTION_COUNT:'
     script += f' $AGENT_RELAY_ATTENTION_KIND $AGENT_RELAY_ATTENTION_WHO" >> {told}'
-    relay("init", home=home)
     config = home / "config.json"
     words = {"attention": {"command": ["sh", "-c", script]}}
     config.write_text(json.dumps(json.loads(config.read_text()) | words))
@@ -196,7 +168,6 @@ def test_a_command_hears_once_that_something_new_waits(home: Path, tmp_path: Pat
 
 
 def test_a_command_that_fails_is_named_and_tried_again(home: Path) -> None:
-    relay("init", home=home)
     config = home / "config.json"
     words = {"attention": {"command": ["/nowhere/notify"]}}
     config.write_text(json.dumps(json.loads(config.read_text()) | words))
@@ -242,23 +213,16 @@ def test_many_are_not_told_without_a_word(home: Path) -> None:
     assert relay("send", "--as", "agent0", "--yes", "*", "stand up", home=home).returncode == 0
 
 
-@pytest.mark.usefixtures("running")
-def test_several_refusals_of_a_sender_are_one_line(home: Path) -> None:
+def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:
     for number in range(3):
-        relay("send", "--as", "alice", "--wait", "none", "nobody", f"lost {number}", home=home)
-    until(lambda: len(list((home / "agents/alice/inbox").glob("*.msg"))) == 3)
-    (row,) = waiting(home)
-    assert (row["kind"], row["who"], row["command"]) == (
-        *("refused", "alice"),
-        "relay inbox --as alice",
-    )
-    assert row["what"].startswith("3 messages of it were refused, the last one not delivered: ")
+        box.send("alice", f"TO: nobody\n\nlost {number}")
+    with Home(str(box.root)) as home:
+        (row,) = attention(home)
+    assert (row.kind, row.who, row.command) == ("refused", "alice", "relay inbox --as alice")
+    assert row.what.startswith("3 messages of it were refused, the last one not delivered: ")
 
 
 def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
-    relay("init", home=home)
-    with Relay(home):
-        pass
     why = "is given up: it was restarted 5 times in 600 s"
     with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # as the supervisor has it
         db.execute(
@@ -274,9 +238,6 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
 
 
 def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
-    relay("init", home=home)
-    with Relay(home):
-        pass
     with Home(str(home)) as opened:
         found = [Finding("limits", "sqlite3", "SQLite is old", "use another Python")]
         told: list[int] = []
@@ -298,6 +259,22 @@ def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None
         assert (row.who, row.id, row.command) == ("bob", sent, f"relay dead replay {sent}")
         box.command("operator", "dead.discard", f"ID: {sent}")
         assert [one for one in attention(home) if one.kind == "dead"] == []
+
+
+def test_a_discard_that_an_earlier_version_did_not_record_waits_for_nobody(box: Box) -> None:
+    gone, kept = (
+        box.send("alice", f"TO: bob\nDELIVERY: at-least-once\n\n{text}") for text in ("a", "b")
+    )
+    box.until_dead()
+    box.command("operator", "dead.discard", f"ID: {gone}")
+    box.flush()
+    with contextlib.closing(sqlite3.connect(box.path("ledger.db"))) as db:
+        db.execute("UPDATE deliveries SET discarded_at = NULL")
+        db.commit()
+    with Home(str(box.root)) as home:
+        assert [one.id for one in attention(home) if one.kind == "dead"] == [gone, kept]
+        box.restart()
+        assert [one.id for one in attention(home) if one.kind == "dead"] == [kept]
 
 
 def test_what_an_agent_puts_in_the_place_of_a_refusal_holds_up_nobody(box: Box) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent_sdk import Agent
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
@@ -21,7 +20,6 @@ from relay.journal.manifest_format import ManifestType, Reason
 from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.fakes import IdleExecutor
-from tests.procs import relay, until
 
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
@@ -99,6 +97,7 @@ def test_a_damaged_checkpoint_and_what_becomes_of_it(box: Box) -> None:
     assert line.startswith(f"store: {box.path(STORE)} at ")
     assert line.endswith("rebuilds the store from relay.acomm.prev")
     box.open()
+    assert any("the journal has the later events" in line["event"] for line in box.log)
     box.flush()
     box.kill()
     (line,) = doctor(box)
@@ -190,7 +189,6 @@ def test_a_write_that_a_crash_cut_short_is_a_note(box: Box) -> None:
     ("reason", "remedy"),
     [
         (Reason.AUTHENTICATION, "fix the credentials"),
-        (Reason.MISSING, "restore the object"),
         (Reason.CODEC, "`relay --home HOME journal move --to 0 1`"),
         (Reason.UNAVAILABLE, ""),  # it is tried again
     ],
@@ -250,18 +248,3 @@ def test_a_ledger_that_is_gone_or_is_none(box: Box) -> None:
     relay_ledger = f"`relay --home {box.root} ledger"
     assert line.startswith("ledger: ") and f"{relay_ledger} rebuild` rebuilds it" in line
     assert f"{relay_ledger} restore FILE`" in line
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.usefixtures("running")
-def test_what_was_answered_where_it_stands_was_not_put_there_by_somebody(home: Path) -> None:
-    sent = relay(
-        "send", "bob", "--kind", "command", "deploy", "--as", "alice", home=home
-    ).stdout.strip()
-    inbox = home / "agents" / "bob" / "inbox"
-    until(lambda: (inbox / f"{sent}.msg").exists())
-    with Agent("bob", home) as bob:
-        bob.ack(sent, "completed")
-    until(lambda: "acknowledged by bob: completed" in relay("trace", sent, home=home).stdout)
-    assert (inbox / f"{sent}.msg").exists()
-    assert "inbox was not delivered" not in relay("doctor", home=home).stdout

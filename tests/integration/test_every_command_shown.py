@@ -23,20 +23,17 @@ import pytest
 from pexpect.fdpexpect import fdspawn
 
 from agent_sdk import Agent
-from relay.acomm.model import ChannelConfig, ChannelType, DeliveryMode, MessageType
-from relay.base.home import STORE, tag_of
+from relay.base.home import tag_of
 from relay.base.text import UNSEEN
 from relay.cli import cli
-from relay.engine.commstore import CommStore
-from tests.fakes import FakeClock
+from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 from tests.terminals import in_a_terminal
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("hostile")]  # one home for all
 
 EVIL = "pwned\x1b]0;title\x07\x1b[2J\x9b31m\u202eright\u2066\u200b\x7f\x08"  # in one line
 EVIL += "\ufe00\U000e0141\u3164\u2800end"  # printable, by Python, and not seen
-DEAD = "1700000000000000002-dd"
 CSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # what rich writes itself, to move and to colour
 OWN_COLOURS = re.compile(r"\x1b\[(?:0|1|2|3[1-6])m")  # EVIL has others
 
@@ -131,10 +128,11 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "key make": (["alice"],),
     "key show": (["bob"], ["bob", "--json"]),
     "key trust": (["bob", "0" * 64],),
-    "doctor": ([], ["--json"], ["--deep"]),
-    "audit digest": ([], ["--json"], ["--since", "1d"], ["--since", EVIL]),
+    "doctor": (["--deep"], ["--json"]),
+    "audit digest": ([], ["--json"], ["--since", EVIL]),
     "audit list": ([],),
     "audit report": (["{home}/nothing"],),
+    "audit extract": (["--lake", EVIL],),
     "sh": ([],),
     "completion": (["bash"], ["zsh"], [EVIL]),
     "help": ([], ["send"], [EVIL]),
@@ -177,7 +175,9 @@ def tamper(path: Path) -> None:
     """As somebody with sqlite3 at hand: hostile words where the relay's own stand."""
     now = time.time_ns()
     with sqlite3.connect(path, timeout=30) as db:
-        db.execute("UPDATE messages SET last_error = ?, message_type = ?", (EVIL, EVIL))
+        db.execute(
+            "UPDATE messages SET last_error = ?, last_error_code = ?, message_type = ?", [EVIL] * 3
+        )
         db.execute(
             "INSERT INTO messages (message_id, agent_name, direction, file_path, file_size, "
             "file_mtime_ns, status, discovered_at, last_error) "
@@ -192,7 +192,8 @@ def tamper(path: Path) -> None:
             (now, *[EVIL] * 4),
         )
         db.execute(
-            "INSERT INTO rejections VALUES (?, ?, 1, 1, ?, ?, 1)", (EVIL, "1-a.msg", EVIL, EVIL)
+            "INSERT INTO rejections VALUES (?, ?, 1, 1, ?, ?, 1, ?)",
+            (EVIL, "1-a.msg", *[EVIL] * 3),
         )
         db.execute(
             "INSERT INTO audit_log (at, message_id, new_status, who) VALUES (?, ?, ?, ?)",
@@ -221,20 +222,12 @@ def hostile() -> Iterator[dict[str, str]]:
 
 
 def given_up(home: Path) -> str:
-    """A dead letter of the store's, made while no relay runs; its id."""
-    clock = FakeClock()
-    clock.advance(-3600)
-    config = ChannelConfig(DeliveryMode.AT_LEAST_ONCE, ack_timeout=10, max_retries=0)
-    with CommStore.open(str(home / STORE), clock=clock) as store:
-        jobs = store.create_channel("jobs", ChannelType.GROUP, "alice", config)
-        store.join_channel(jobs.id, "bob")
-        metadata = {"relay_id": DEAD, "to": "#jobs", "created_ns": clock.now_ns()}
-        store.send_message(jobs.id, "alice", MessageType.COMMAND, EVIL, metadata=metadata)
-        for _ in range(3):
-            clock.advance(11)
-            store.tick()
-        assert len(store.dead_letters()) == 1
-    return DEAD
+    """A dead letter, made while no other relay runs; its id."""
+    box = Box(home)
+    dead = box.send("alice", f"TO: bob\nKIND: command\nDELIVERY: at-least-once\n\n{EVIL}")
+    box.until_dead()
+    box.close()
+    return dead
 
 
 def fill(home: Path, root: Path) -> dict[str, str]:

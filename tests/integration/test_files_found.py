@@ -64,28 +64,6 @@ def test_a_file_written_in_place_waits_until_it_is_still(any_box: Box) -> None:
     assert any_box.bodies("bob") == ["half and half"]
 
 
-def test_one_that_does_not_parse_has_five_seconds(any_box: Box) -> None:
-    path = any_box.path("agents", "alice", "outbox", any_box.name())
-    path.write_text("TO: bo")
-    any_box.tick()
-    any_box.after(1)
-    assert any_box.inbox("alice") == {}
-
-    any_box.after(5)
-    assert "the body is empty" in any_box.nacks("alice")[0]
-
-
-def test_an_empty_file_has_five_seconds(any_box: Box) -> None:
-    path = any_box.path("agents", "alice", "outbox", any_box.name())
-    path.touch()
-    any_box.tick()
-    any_box.after(2)
-    assert any_box.inbox("alice") == {}
-
-    any_box.after(5)
-    assert "the file is empty" in any_box.nacks("alice")[0]
-
-
 def left(box: Box, name: str, text: str = "TO: bob\n\na long report") -> Path:
     """Write a file into .pending of alice, and do not rename it."""
     path = box.path("agents", "alice", "outbox", ".pending", name)
@@ -121,15 +99,6 @@ def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) 
     kept.rename(box.path("agents", "alice", "outbox", name))  # as the nack says
     box.tick()
     assert box.bodies("bob") == ["a long report"]
-
-
-def test_B1_other_names_are_removed_after_an_hour(box: Box) -> None:
-    pending = left(box, "draft.tmp")
-    box.after(3500)
-    assert pending.exists()
-    box.after(200)
-    assert not pending.exists() and actions(box) == ["left_in_pending", "remove_orphan"]
-    assert box.inbox("alice") == {}
 
 
 def test_B1_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:

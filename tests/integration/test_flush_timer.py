@@ -10,7 +10,7 @@ import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import DeliveryState
-from relay.engine import ChannelType, CommStore, FlushPolicy, MessageType
+from relay.commstore import ChannelType, CommStore, FlushPolicy, MessageType
 from tests.procs import until
 
 pytestmark = pytest.mark.shows("engine 6.2")

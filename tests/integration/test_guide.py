@@ -40,14 +40,13 @@ def check_command(line: str) -> None:
     command.make_context(words[0], words[1:], parent=above)
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_the_guide_is_one_page_about_this_agent(tool: str, home: Path) -> None:
+def test_the_guide_is_one_page_about_this_agent(home: Path) -> None:
     """It names agent and home, and fits a screen."""
-    shown = relay("guide", "--as", "bob", "--for", tool, home=home)
-    assert shown.returncode == 0
-    assert shown.stdout.startswith(f"# You are bob, an agent of the relay in {home}\n")
-    assert len(shown.stdout.splitlines()) <= 60
-    assert "{" not in shown.stdout
+    shown = relay("guide", "--as", "bob", "--for", "claude", home=home).stdout
+    assert shown.startswith(f"# You are bob, an agent of the relay in {home}\n")
+    for tool in TOOLS:
+        page = guide("bob", str(home), tool)
+        assert len(page.splitlines()) <= 60 and "{" not in page, tool
 
 
 def test_without_a_name_it_is_for_every_agent_with_one_in_its_environment(home: Path) -> None:
@@ -58,8 +57,7 @@ def test_without_a_name_it_is_for_every_agent_with_one_in_its_environment(home: 
     assert "--as" not in shown and "operator of" not in shown
 
 
-@pytest.mark.parametrize("name", ["bob", None])
-@pytest.mark.parametrize("home_words", ["", "--home '/a home' "])
+@pytest.mark.parametrize(("name", "home_words"), [("bob", "--home '/a home' "), (None, "")])
 def test_its_commands_are_those_of_the_command_line(
     name: str | None, home_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,12 +69,6 @@ def test_its_commands_are_those_of_the_command_line(
     for line in lines:
         assert line.startswith(f"relay {home_words}")
         check_command(line)
-
-
-def test_a_wrong_command_would_be_noticed() -> None:
-    """The check above."""
-    with pytest.raises(click.UsageError):
-        check_command("relay inbox --take --nosuch")
 
 
 def test_its_functions_are_those_of_the_sdk() -> None:
@@ -126,11 +118,3 @@ def test_a_started_agent_is_told_before_its_task(fakes: Path, running: Relay, ho
         page = guide(f"my-{cli}", "$AGENT_RELAY_DIR", cli)
         told = f"{page}\n# Your task\n\nReview what alice sends."
         assert arguments_of(cli, fakes) == f"{before}\n{told}\n"
-
-
-def test_an_agent_can_be_started_without_the_page(fakes: Path, running: Relay, home: Path) -> None:
-    """By a command line without {guide}."""
-    done = relay("config", "set", "spawn.clis.codex", '["codex", "exec", "{prompt}"]', home=home)
-    assert done.returncode == 0, done.stderr
-    relay("spawn", "bob", "--cli", "codex", "--prompt", "Review.", "--cwd", str(fakes), home=home)
-    assert arguments_of("codex", fakes) == "exec\nReview.\n"

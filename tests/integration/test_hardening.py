@@ -68,21 +68,15 @@ def test_at_a_start_everything_is_narrowed_and_said(box: Box) -> None:
     assert directory_guard.secure(box.home) == []
 
 
-@pytest.mark.parametrize("name", ["store", "journal"])
-def test_a_link_in_the_place_of_the_store_refuses_a_start(
-    box: Box, name: str, tmp_path: Path
-) -> None:
-    os.rename(box.path(name), tmp_path / "elsewhere")
-    box.path(name).symlink_to(tmp_path / "elsewhere")
+def test_a_link_in_the_place_of_the_store_refuses_a_start(box: Box, tmp_path: Path) -> None:
+    os.rename(box.path("store"), tmp_path / "elsewhere")
+    box.path("store").symlink_to(tmp_path / "elsewhere")
     before = sorted((p, p.stat().st_mode) for p in (tmp_path / "elsewhere").rglob("*"))
-    with pytest.raises(UnsafePath, match=rf"^{name} is a link$"):
+    with pytest.raises(UnsafePath, match=r"^store is a link$"):
         directory_guard.secure(box.home)
     assert sorted((p, p.stat().st_mode) for p in (tmp_path / "elsewhere").rglob("*")) == before
-    box.path(name).unlink()
-    os.rename(tmp_path / "elsewhere", box.path(name))
-
-
-def test_a_link_within_the_journal_refuses_a_start(box: Box, tmp_path: Path) -> None:
+    box.path("store").unlink()
+    os.rename(tmp_path / "elsewhere", box.path("store"))
     box.path("journal", "x").symlink_to(tmp_path)
     with pytest.raises(UnsafePath, match=r"^journal/x is a link$"):
         directory_guard.secure(box.home)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.base.errors import StateFault, UnsafePath
-from relay.base.home import Home
+from relay.base.errors import StateFault
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Inbound, Plan
 from relay.engine import events, transitions
@@ -18,17 +16,6 @@ from relay.engine.state import State
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 1.5")
-
-
-def test_without_pending_files_are_found_all_the_same(box: Box) -> None:
-    outbox = box.path("agents", "alice", "outbox")
-    (outbox / ".pending").rmdir()
-    (outbox / box.name()).write_text("TO: bob\n\nin place")
-    box.tick()
-    box.after(0.2, turns=1)
-    assert box.bodies("bob") == ["in place"]
-    box.after(31, turns=1)
-    assert (outbox / ".pending").is_dir()
 
 
 def test_a_fault_of_ours_refuses_one_file_and_stops_no_other(
@@ -113,28 +100,3 @@ def test_a_clock_set_back_is_logged(box: Box) -> None:
     box.tick()
     assert [line for line in box.log if line["action"] == "clock_skew"]
     assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
-
-
-@pytest.mark.box("alice", "bob")
-def test_a_ledger_removed_while_the_relay_runs_is_noticed(box: Box) -> None:
-    from relay.base.errors import LedgerError
-
-    box.path("ledger.db").unlink()
-    box.clock.advance(31)
-    with pytest.raises(LedgerError, match="removed or replaced"):
-        box.tick()
-    box.kill()
-
-
-@pytest.mark.parametrize("what", ["file", "directory"])
-def test_init_takes_nothing_that_is_not_its_own(tmp_path: Path, what: str) -> None:
-    target = tmp_path / "theirs"
-    if what == "file":
-        target.write_text("x")
-    else:
-        target.mkdir()
-        (target / "run.sh").write_text("#!/bin/sh")
-    mode = target.stat().st_mode
-    with pytest.raises(UnsafePath):
-        Home.create(str(target), b"{}")
-    assert target.stat().st_mode == mode

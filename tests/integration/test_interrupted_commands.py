@@ -74,6 +74,9 @@ def test_a_relay_that_does_not_serve(running: Relay, home: Path) -> None:
     until(lambda: "not serving" in relay("status", home=away).stdout)
     status = relay("status", home=away)
     assert status.returncode == 5
+    facts = status_of(away)
+    assert (facts["healthy"], facts["ready"]) == (True, False)
+    assert any("not serving, will retry: " in reason for reason in facts["reasons"])
     up = relay("up", home=away)
     assert up.returncode == 5
     assert f"its pid is {running.pid}: not serving; retrying: {home}" in up.stderr

@@ -137,38 +137,6 @@ def test_a_journal_that_was_removed_begins_behind_the_checkpoint(box: Box) -> No
     assert box.bodies("bob") == ["kept", "on"]
 
 
-def test_after_a_power_cut_a_lost_delivery_is_made_again(box: Box) -> None:
-    lost = box.send("alice", "TO: bob\n\nlost")
-    torn = box.send("alice", "TO: bob\n\ntorn")
-    whole = box.send("alice", "TO: bob\n\nwhole")
-    read = box.send("alice", "TO: bob\n\nread")
-    box.take("bob", read)
-    box.tick()
-    inbox = box.path("agents", "bob", "inbox")
-    (inbox / f"{lost}.msg").unlink()
-    (inbox / f"{torn}.msg").write_bytes(b"")
-    box.path("agents", "bob", "inbox", ".read", f"{read}.msg").unlink()
-    box.kill()
-    box.boot = "boot-2"
-    box.open()
-    box.tick(3)
-    assert {m.body.decode(): m.headers["ATTEMPT"] for m in box.inbox("bob").values()} == {
-        "lost": "2",
-        "torn": "2",
-        "whole": "1",
-    }
-    assert [box.states(one) for one in (lost, torn, whole, read)] == [
-        {"bob": "written"},
-        {"bob": "written"},
-        {"bob": "written"},
-        {"bob": "read"},
-    ]
-    restart(box, "boot-2")  # the machine stays on: what is gone was taken
-    (inbox / f"{lost}.msg").unlink()
-    restart(box, "boot-2")
-    assert lost not in box.inbox("bob")
-
-
 def test_a_checkpoint_says_that_nothing_before_it_need_be_compared(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     box.flush()

@@ -79,56 +79,50 @@ def test_without_rows(box: Box) -> None:
     assert ask(box, "query", sql, "--json") == ""
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "DELETE FROM messages",
-        "WITH one AS (SELECT 1) INSERT INTO audit_log (at) SELECT * FROM one",
-        "EXPLAIN DELETE FROM messages",
-        "CREATE TEMP TABLE more (x)",
-        "ATTACH '{folder}/new.db' AS new",
-        "VACUUM",
-        "VACUUM INTO '{folder}/new.db'",
-        "BEGIN IMMEDIATE",
-        "PRAGMA journal_mode = DELETE",
-        "PRAGMA wal_checkpoint(TRUNCATE)",
-        "PRAGMA writable_schema = 1",
-    ],
+WRITING = (
+    "DELETE FROM messages",
+    "WITH one AS (SELECT 1) INSERT INTO audit_log (at) SELECT * FROM one",
+    "EXPLAIN DELETE FROM messages",
+    "CREATE TEMP TABLE more (x)",
+    "ATTACH '{folder}/new.db' AS new",
+    "VACUUM",
+    "VACUUM INTO '{folder}/new.db'",
+    "BEGIN IMMEDIATE",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA wal_checkpoint(TRUNCATE)",
+    "PRAGMA writable_schema = 1",
 )
-def test_a_statement_that_writes_is_refused(box: Box, tmp_path: Path, sql: str) -> None:
+WRONG = {
+    " -- nothing": "expected a statement that reads, got an empty one",
+    "SELEC 1": 'near "SELEC": syntax error',
+    "SELECT 1; SELECT 2": "expected one statement, got several",
+    "SELECT ?": "Incorrect number of bindings supplied",
+    "SELECT zeroblob(2000000000)": "string or blob too big",
+    "SELECT * FROM letters": (
+        'no such table: letters; `relay --home HOME ledger query "select sql from sqlite_ma'
+    ),
+}
+
+
+def test_a_statement_that_writes_is_refused(box: Box, tmp_path: Path) -> None:
     before = box.sql("SELECT count(*) FROM audit_log")
-    statement = sql.format(folder=tmp_path)
-    answer = refusal(box, "query", statement)
-    assert answer.startswith("expected a statement that reads, got ")
-    assert statement[:30] in answer
-    assert box.sql("SELECT count(*) FROM audit_log") == before
-    assert not (tmp_path / "new.db").exists()
+    for sql in WRITING:
+        statement = sql.format(folder=tmp_path)
+        answer = refusal(box, "query", statement)
+        assert answer.startswith("expected a statement that reads, got ")
+        assert statement[:30] in answer
+        assert box.sql("SELECT count(*) FROM audit_log") == before
+        assert not (tmp_path / "new.db").exists()
 
 
-@pytest.mark.parametrize(
-    ("sql", "answer"),
-    [
-        ("", "expected a statement that reads, got an empty one"),
-        (" -- nothing", "expected a statement that reads, got an empty one"),
-        ("SELEC 1", 'near "SELEC": syntax error'),
-        ("SELECT 1; SELECT 2", "expected one statement, got several"),
-        ("SELECT ?", "Incorrect number of bindings supplied"),
-        ("SELECT zeroblob(2000000000)", "string or blob too big"),
-        (
-            "SELECT * FROM letters",
-            'no such table: letters; `relay --home HOME ledger query "select sql from sqlite_ma',
-        ),
-    ],
-)
-def test_a_statement_that_is_wrong(box: Box, sql: str, answer: str) -> None:
-    assert refusal(box, "query", sql).startswith(answer.replace("HOME", str(box.root)))
+def test_a_statement_that_is_wrong(box: Box) -> None:
+    for sql, answer in WRONG.items():
+        assert refusal(box, "query", sql).startswith(answer.replace("HOME", str(box.root)))
 
 
-@pytest.mark.parametrize(
-    "sql", ["PRAGMA user_version", "PRAGMA table_info(messages)", "EXPLAIN SELECT 1"]
-)
-def test_what_reads_is_run(box: Box, sql: str) -> None:
-    assert ask(box, "query", sql)
+def test_what_reads_is_run(box: Box) -> None:
+    for sql in ("PRAGMA user_version", "PRAGMA table_info(messages)", "EXPLAIN SELECT 1"):
+        assert ask(box, "query", sql)
 
 
 @pytest.mark.parametrize("style", ["--json", "--csv", "--table"])

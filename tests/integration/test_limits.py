@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.base.config import Config, SecuritySettings
 from tests.box import Box
 
-MakeBox = Callable[..., Box]
 
-
-@pytest.fixture
-def make_box(tmp_path: Path) -> Iterator[MakeBox]:
-    made: list[Box] = []
-
-    def make(**settings: int) -> Box:
-        config = Config(security=SecuritySettings(**settings))  # type: ignore[arg-type]
-        made.append(Box(tmp_path / "home", "alice", "bob", "carol", config=config))
-        return made[-1]
-
-    yield make
-    for box in made:
-        assert box.sql("PRAGMA integrity_check") == [("ok",)]
-        box.close()
+def limits(**settings: int) -> pytest.MarkDecorator:
+    config = Config(security=SecuritySettings(**settings))  # type: ignore[arg-type]
+    return pytest.mark.box("alice", "bob", "carol", config=config)
 
 
 def notices(box: Box, agent: str) -> list[str]:
@@ -33,8 +18,8 @@ def notices(box: Box, agent: str) -> list[str]:
 
 
 @pytest.mark.shows("ready 4.5")
-def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box: MakeBox) -> None:
-    box = make_box(rate_per_s=10, rate_burst=5)
+@limits(rate_per_s=10, rate_burst=5)
+def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(box: Box) -> None:
     for number in range(12):
         box.drop("alice", f"TO: bob\n\n{number}")
     box.drop("carol", "TO: bob\n\ncarol's")
@@ -57,24 +42,8 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(make_box:
     ]
 
 
-@pytest.mark.shows("ready 4.5")
-def test_it_is_told_again_after_a_calm_minute(make_box: MakeBox) -> None:
-    box = make_box(rate_per_s=10, rate_burst=1)
-    for _ in range(2):
-        for number in range(3):
-            box.drop("alice", f"TO: bob\n\n{number}")
-        for _ in range(5):
-            box.tick()
-            box.clock.advance(0.2)
-        box.after(70, turns=1)
-    assert len(box.bodies("bob")) == 6
-    assert len(notices(box, "alice")) == 2
-
-
-def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
-    make_box: MakeBox,
-) -> None:
-    box = make_box(rate_per_s=10, rate_burst=2)
+@limits(rate_per_s=10, rate_burst=2)
+def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(box: Box) -> None:
     for number in range(6):
         box.drop("alice", f"TO: bob\n\n{number}")
     box.tick()
@@ -84,8 +53,8 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
-def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) -> None:
-    box = make_box(outbox_files=4)
+@limits(outbox_files=4)
+def test_over_the_quota_of_files_each_is_taken_in_its_turn(box: Box) -> None:
     box.kill()
     for number in range(20):
         box.drop("alice", f"TO: bob\n\n{number}")
@@ -103,8 +72,8 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(make_box: MakeBox) ->
     assert box.dispatcher.throttled == ([], 0, [], 1)
 
 
-def test_over_the_quota_of_bytes_it_is_told_once(make_box: MakeBox) -> None:
-    box = make_box(outbox_mib=1)
+@limits(outbox_mib=1)
+def test_over_the_quota_of_bytes_it_is_told_once(box: Box) -> None:
     box.kill()
     for number in range(3):
         box.drop("alice", f"TO: bob\n\n{number}" + "x" * 700_000)

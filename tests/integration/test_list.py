@@ -65,6 +65,23 @@ def test_a_file_that_was_taken_while_no_relay_ran_is_not_unread(box: Box) -> Non
     assert asked(box, "is:unread") == []
 
 
+def test_an_inbox_has_the_rows_of_the_list_in_the_order_in_which_they_are_taken(box: Box) -> None:
+    late = box.send("alice", "TO: bob\nKIND: command\n\ndeploy\nnow")
+    first = box.send("alice", "TO: bob\nPRIORITY: 0\nTOPIC: build\n\nstop")
+    rows = rows_of("inbox", "--as", "bob", home=box.root)
+    assert [row["id"] for row in rows] == [first, late]
+    listed = {row["id"]: row for row in rows_of("list", "is:unread", "to:bob", home=box.root)}
+    of_the_store = ("number", "type", "channel", "thread", "status")  # the last ages by a second
+    for row in rows:
+        assert row.pop("delivered") is True
+        same = listed[row["id"]]
+        assert row.keys() == same.keys()
+        assert {k: v for k, v in row.items() if k not in of_the_store} == {
+            k: v for k, v in same.items() if k not in of_the_store
+        }
+    assert rows[1]["status"].startswith("not read, due in ")
+
+
 @pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(encrypt=True)))
 def test_an_encrypted_home_answers_the_same(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
@@ -84,28 +101,21 @@ def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
     assert done.returncode == 0 and "hi" in done.stdout
     assert done.stderr.startswith("relay: what became of them is not known: ")
     assert relay("list", "is:unread", home=box.root).returncode == 1
+    (row,) = rows_of(
+        "inbox", "--as", "bob", home=box.root
+    )  # what is there can be read all the same
+    assert (row["content"], row["outcome"], row["delivered"]) == ("hi", None, None)
 
 
-@pytest.mark.parametrize(
-    "words", ["list \udcff", "list thread:\udcff", "thread \udcff", "history --sender=\udcff"]
-)
-def test_words_that_are_not_utf8_are_one_line(box: Box, words: str) -> None:
-    done = relay(*words.split(), home=box.root)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) in [(2, "", 1), (1, "", 1)]
-    assert "\\udcff" in done.stderr
+def test_words_that_are_not_utf8_are_one_line(box: Box) -> None:
+    for words in ("list \udcff", "list thread:\udcff", "thread \udcff", "history --sender=\udcff"):
+        done = relay(*words.split(), home=box.root)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) in [(2, "", 1), (1, "", 1)]
+        assert "\\udcff" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "option", ["open --agent", "open --from", "unread --agent", "failed --agent"]
-)
-def test_the_name_of_an_unset_variable_is_not_everybody(box: Box, option: str) -> None:
+def test_the_name_of_an_unset_variable_is_not_everybody(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
-    done = relay(*option.split(), "", home=box.root)
-    assert done.returncode == 1 and "there is no agent ''" in done.stderr
-
-
-def test_an_answer_that_was_given_up_says_so_once(box: Box) -> None:
-    box.send("alice", "TO: bob\nKIND: query\n\nwhich?")
-    box.until_dead()
-    (row,) = rows_of("failed", home=box.root)
-    assert row["status"] == "unanswered: not read, reminded twice"
+    for option in ("open --agent", "open --from", "unread --agent", "failed --agent"):
+        done = relay(*option.split(), "", home=box.root)
+        assert done.returncode == 1 and "there is no agent ''" in done.stderr

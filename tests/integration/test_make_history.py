@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("audit 2.6")]
 NOVEMBER_NS = 1_793_556_000 * 10**9  # 2026-11-01T18:00:00Z
 
 
-def made(root: Path, seed: int = 0, messages: int = 800) -> Path:
+def made(root: Path, seed: int = 0, messages: int = 300) -> Path:
     """A history of three days that ended long ago."""
     History(str(root), Given(messages, 6, 3, NOVEMBER_NS, seed)).make()
     return root
@@ -41,16 +41,16 @@ def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
         until(inbox.exists)
         assert "are you there?" in relay("history", home=home).stdout
     with closing(sqlite3.connect(home / "ledger.db")) as db:
-        assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (801, 801)
+        assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (301, 301)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_the_same_seed_gives_the_same_home(tmp_path: Path) -> None:
-    first = contents(made(tmp_path / "a", seed=5, messages=300))
-    again = contents(made(tmp_path / "b", seed=5, messages=300))
+    first = contents(made(tmp_path / "a", seed=5, messages=100))
+    again = contents(made(tmp_path / "b", seed=5, messages=100))
     assert first.keys() == again.keys()
     assert [name for name, data in first.items() if again[name] != data] == []
-    other = contents(made(tmp_path / "c", seed=6, messages=300))
+    other = contents(made(tmp_path / "c", seed=6, messages=100))
     assert other["ledger.db"] != first["ledger.db"]
 
 

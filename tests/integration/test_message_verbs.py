@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.views.ids import short_ids
-from tests.procs import Relay, relay, rows_of, until
+from tests.procs import relay, rows_of, until
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +71,6 @@ def test_completed_is_no_answer_to_a_query(home: Path) -> None:
     assert f"message {asked} is a query" in done.stderr
     assert f"`relay --home {home} reply {asked} TEXT` does" in done.stderr
     assert (home / "agents/bob/inbox" / f"{asked}.msg").exists()
-
-
-def test_an_ack_that_waits_for_a_relay_says_so_by_its_exit_code(home: Path) -> None:
-    asked = relay("send", "--as", "alice", "bob", "do", "--kind", "command", home=home)
-    with Relay(home):
-        until(lambda: (home / "agents/bob/inbox" / f"{asked.stdout.strip()}.msg").exists())
-    done = relay("ack", "--as", "bob", asked.stdout.strip(), "completed", home=home)
-    assert done.returncode == 5 and "no relay is running" in done.stderr
 
 
 @pytest.mark.usefixtures("running")

@@ -72,21 +72,6 @@ def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:
     assert attempt(box, "bob", sent) == "2"
 
 
-def test_who_waits_sets_the_time(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 5s\n\nhow long?")
-    box.after(5)
-    box.after(1)
-    assert attempt(box, "bob", sent) == "2"
-
-
-def test_each_recipient_by_itself(box: Box) -> None:
-    sent = box.send("alice", "TO: *\nKIND: command\nDELIVERY: at-least-once\n\nreport")
-    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted all well")
-    box.until_dead()
-    assert box.states(sent) == {"bob": "acked", "carol": "dead", "operator": "dead"}
-    assert len(box.nacks("alice")) == 2
-
-
 @pytest.mark.shows("engine 7.4")
 def test_a_late_ack_takes_it_back(box: Box) -> None:
     sent = box.send("alice", COMMAND)
@@ -98,73 +83,3 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
         b"completed after lunch"
     ]
     assert box.nacks("bob") == []
-
-
-def test_who_listens_hears_of_dead_letters(box: Box) -> None:
-    box.send(
-        "carol",
-        "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.message.#",
-    )
-    before = set(box.inbox("carol"))
-    sent = box.send("alice", COMMAND)
-    box.until_dead()
-    (notice,) = (m for name, m in box.inbox("carol").items() if name not in before)
-    assert notice.headers["TOPIC"] == "_system.message.deadletter"
-    assert notice.headers["CHANNEL"] == "_system"
-    assert notice.headers["RE"] == sent
-    assert f"message {sent} from alice to bob is dead" in notice.body.decode()
-
-
-@pytest.mark.parametrize("flushed", [True, False])
-def test_after_a_crash_the_schedule_continues(box: Box, flushed: bool) -> None:
-    sent = box.send("alice", COMMAND)
-    box.flush()
-    box.take("bob", sent)
-    box.after(55)
-    box.after(1)
-    assert attempt(box, "bob", sent) == "2"
-    if flushed:
-        box.flush()
-    box.restart()
-    assert attempt(box, "bob", sent) == "2"
-    box.after(60)
-    box.after(2)
-    assert attempt(box, "bob", sent) == "3"
-
-
-def ask_operator(box: Box, *lines: str) -> str:
-    """A command of the operator's to the orchestrator; what it answers."""
-    sent = box.send("operator", "TO: __orchestrator__\nKIND: command\n\n" + "\n".join(lines))
-    (answer,) = (m for m in box.inbox("operator").values() if m.headers.get("RE") == sent)
-    return answer.body.decode().strip()
-
-
-@pytest.mark.shows("engine 3.5")
-def test_a_paused_channel_holds_a_replay_and_a_closed_one_refuses_it(box: Box) -> None:
-    ask_operator(box, "ACTION: channel.create", "CHANNEL: ci", "TYPE: group")
-    for agent in ("alice", "bob"):
-        ask_operator(box, "ACTION: channel.join", "CHANNEL: ci", f"AGENT: {agent}")
-    ask_operator(
-        box, "ACTION: channel.config", "CHANNEL: ci", "delivery: at-least-once", "max_retries: 0"
-    )
-    sent = box.send("alice", "TO: #ci\n\nbuild")
-    box.take("bob", sent)
-    box.after(61)
-    assert box.states(sent)["bob"] == "dead"
-    ask_operator(box, "ACTION: channel.pause", "CHANNEL: ci")
-    assert "channel ci is Paused" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
-    box.after(300)
-    assert sent not in box.inbox("bob")
-    box.kill()  # what is held outlives a crash
-    box.open()
-    box.after(300)
-    assert sent not in box.inbox("bob")
-    ask_operator(box, "ACTION: channel.resume", "CHANNEL: ci")
-    box.after(0)
-    assert attempt(box, "bob", sent) == "2"
-    box.after(61)
-    assert box.states(sent)["bob"] == "dead"
-    ask_operator(box, "ACTION: channel.close", "CHANNEL: ci")
-    assert "channel ci is Closed" in ask_operator(box, "ACTION: dead.replay", f"ID: {sent}")
-    box.after(300)
-    assert box.states(sent)["bob"] == "dead"

@@ -6,13 +6,11 @@ says `completed` or `failed`, or sends the response; the sender hears each time 
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.base.home import LEDGER
 from relay.base.message import MessageFile
 from relay.base.watcher import WatchEvents
 from tests.box import Box
@@ -47,19 +45,6 @@ def duty(box: Box, sent: str) -> tuple[object, ...]:
         sent,
     )
     return found
-
-
-def test_M08_a_plain_command_is_delivered_once_and_never_dies(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.take("bob", sent)
-    for _ in range(8):
-        box.after(61)
-    assert sent not in box.inbox("bob")  # it was read, and does not come again
-    assert box.states(sent) == {"bob": "read"}
-    assert box.sql("SELECT attempt FROM deliveries WHERE message_id = ?", sent) == [(1,)]
-    box.after(100_000)
-    assert box.store.retries.dead_letters() == []
-    assert box.nacks("alice") == []
 
 
 def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> None:
@@ -228,19 +213,6 @@ def test_M08_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
     assert of_kind(box, "bob", "reminder") == []
 
 
-def test_M08_who_is_gone_is_not_reminded(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.path("agents", "bob").rename(box.path("tmp", "bob"))
-    box.after(2)
-    box.after(HALF_AN_HOUR)
-    assert told(box, "alice") == [
-        'bob has not answered the command sent 30 min ago ("deploy to staging"): '
-        "it has not read it; "
-        "its answer is no longer awaited: bob is no longer an agent"
-    ]
-    assert duty(box, sent)[0] == "given_up"
-
-
 def test_M08_a_long_message_is_quoted_in_part(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\n" + "é" * 4000)
     box.after(HALF_AN_HOUR)
@@ -258,46 +230,6 @@ def test_M08_the_channel_says_when_an_answer_is_overdue(box: Box) -> None:
     sent = box.send("alice", "TO: #team\nKIND: command\n\ndeploy")
     box.after(7)
     assert duty(box, sent) == ("open", 1, None)
-
-
-def test_M08_no_agent_sends_a_reminder(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    box.send("alice", f"TO: bob\nKIND: reminder\nRE: {sent}\n\nhurry")
-    (nack,) = box.nacks("alice")
-    assert "header KIND: 'reminder' is not one of message, command, query" in nack
-
-
-@pytest.mark.parametrize("flushed", [True, False])
-def test_M08_after_a_crash_the_same_reminder_is_not_said_twice(box: Box, flushed: bool) -> None:
-    sent = box.send("alice", COMMAND)
-    box.take("bob", sent)
-    box.after(HALF_AN_HOUR)
-    if flushed:
-        box.flush()
-    box.restart()
-    box.tick(2)
-    assert len(of_kind(box, "bob", "reminder")) == 1
-    assert duty(box, sent) == ("open", 1, None)
-    box.after(HALF_AN_HOUR)
-    assert len(of_kind(box, "bob", "reminder")) == 2
-    assert len(told(box, "alice")) == 2
-
-
-def test_M08_a_ledger_that_is_made_again_knows_what_is_owed(box: Box) -> None:
-    sent = box.send("alice", COMMAND)
-    answered = box.send("alice", COMMAND)
-    answer(box, answered, "received")
-    answer(box, answered, "completed")
-    box.after(HALF_AN_HOUR)
-    answer(box, sent, "in_progress")
-    expected = [duty(box, one) for one in (sent, answered)]
-    assert expected == [("open", 1, "in_progress"), ("answered", 0, "completed")]
-    due = box.sql("SELECT due_at FROM deliveries WHERE message_id = ?", sent)
-    box.kill()
-    os.remove(box.home.path(LEDGER))
-    box.open()
-    assert [duty(box, one) for one in (sent, answered)] == expected
-    assert box.sql("SELECT due_at FROM deliveries WHERE message_id = ?", sent) == due
 
 
 def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:

@@ -7,18 +7,13 @@ from tests.box import Box
 ASKED = "TO: operator\nKIND: query\nOPTIONS: yes, no\nPERMISSION: {} Bash\n\nBash make?"
 
 
-def test_nobody_is_reminded_and_its_end_is_silent(box: Box) -> None:
+def test_nobody_is_reminded_its_end_is_silent_and_a_late_answer_refused(box: Box) -> None:
     sent = box.send("alice", ASKED.format("120s"))
     box.take("operator", sent)
     for _ in range(12):
         box.after(30)
     assert box.bodies("alice") == [] and box.bodies("operator") == []
     assert box.sql("SELECT obligation FROM deliveries") == [("given_up",)]
-
-
-def test_an_answer_after_its_time_is_refused_and_says_why(box: Box) -> None:
-    sent = box.send("alice", ASKED.format("120s"))
-    box.after(121)
     box.send("operator", f"TO: alice\nKIND: response\nRE: {sent}\n\nyes")
     assert "no longer waits: the agent's own dialog asks now" in box.nacks("operator")[0]
     assert box.bodies("alice") == []

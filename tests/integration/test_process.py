@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import Relay, environment, home_of, relay, relay_anew, rows_of, until
+from tests.procs import environment, home_of, relay, rows_of, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -25,45 +24,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     relay("down", home=root)
 
 
-def test_init_makes_the_documents_tree_with_narrow_modes(home: Path) -> None:
-    for name in ("agents", "attachments", "archive", "tmp", "store", "logs"):
-        assert (home / name).stat().st_mode & 0o777 == 0o700
-    for name in ("ledger.db", "config.json"):
-        assert (home / name).stat().st_mode & 0o777 == 0o600
-    assert home.stat().st_mode & 0o777 == 0o700
-    assert (home / "agents" / "operator" / "inbox").is_dir()
-    config = json.loads((home / "config.json").read_text())
-    assert config["detection"]["settle_ms"] == 100
-    assert config["limits"]["max_body_bytes"] == 1_048_576
-
-
-def test_up_send_trace_inbox_ack_down(home: Path) -> None:
-    up = relay_anew("up", home=home)
-    assert up.returncode == 0, up.stderr
-    assert f"home {home}" in up.stdout
-    relay("register", "bob", home=home)
-
-    sent = relay("send", "bob", "--kind", "command", "deploy", home=home).stdout.strip()
-    until(lambda: "written to the inbox of bob" in relay("trace", sent, home=home).stdout)
-    shown = relay("trace", sent, home=home).stdout
-    assert "not yet" in shown  # nobody has read it, and it says so
-
-    listed = relay("inbox", "--as", "bob", home=home).stdout
-    assert sent[20:28] in listed and "deploy" in listed
-    taken = relay("inbox", "--as", "bob", "--take", "--json", home=home)
-    assert json.loads(taken.stdout)["body"] == "deploy"
-    assert relay("inbox", "--as", "bob", "--take", home=home).returncode == 4
-
-    relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
-    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"])
-    until(lambda: rows_of("trace", sent, home=home)[0]["deliveries"][0]["state"] == "acked")
-    down = relay_anew("down", home=home)
-    assert down.returncode == 0
-    status = relay("status", "--json", home=home)
-    assert status.returncode == 5
-    assert json.loads(status.stdout)["processing"] == 0
-
-
 def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None:
     pid = rows_of("up", home=home)[0]["pid"]
     for arguments in (["up"], ["up", "--foreground"]):
@@ -72,12 +32,6 @@ def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None
         assert f"its pid is {pid}" in second.stderr
         assert second.stderr.count("\n") == 1
     assert rows_of("status", home=home)[0]["pid"] == pid
-
-
-def test_a_killed_relay_holds_nothing_up(running: Relay, home: Path) -> None:
-    running.kill()
-    assert relay("down", home=home).returncode == 5
-    assert relay("up", home=home).returncode == 0
 
 
 def test_a_setting_that_is_wrong_is_named(home: Path) -> None:
@@ -105,33 +59,6 @@ def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     assert up.returncode == 3
     assert str(store) in up.stderr and "expected" in up.stderr
     assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
-
-
-@pytest.mark.damages
-def test_a_damaged_store_falls_back_to_the_file_before(home: Path) -> None:
-    store = home / "store" / "relay.acomm"
-    relay("register", "bob", home=home)
-    for text in ("first", "second"):
-        assert relay("up", home=home).returncode == 0
-        relay("send", "bob", text, home=home)
-        waiting = 1 if text == "first" else 2
-        until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == waiting)  # noqa: B023
-        relay("down", home=home)
-    store.write_bytes(store.read_bytes()[:-1])
-    looked = relay("history", "--json", home=home)
-    assert "first" in looked.stdout and "second" in looked.stdout  # the journal has it
-    assert "relay.acomm.prev; the journal has the later events" in looked.stderr
-    assert store.exists()  # who only looks changes nothing
-    assert relay("up", home=home).returncode == 0
-    try:
-        assert "the damaged file is now" in (home / "logs" / "relay.log").read_text()
-        assert (home / "store" / "relay.bad").exists()
-        again = relay("history", "--json", home=home).stdout
-        assert "first" in again and "second" in again
-        relay("send", "bob", "third", home=home)
-        until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 3)
-    finally:
-        relay("down", home=home)
 
 
 def test_help_is_light() -> None:
@@ -169,24 +96,22 @@ def test_a_question_loads_no_daemon(tmp_path: Path) -> None:
         assert module not in loaded
 
 
-def start_by(how: str, home: Path) -> subprocess.Popen[str]:
-    """A relay as systemd starts it, or in the foreground of a terminal; ready when this returns."""
-    module, *rest = {
-        "the unit": ["relay.daemon", "--home", str(home)],
-        "foreground": ["relay", "--home", str(home), "up", "--foreground"],
-    }[how]
+def start(home: Path) -> subprocess.Popen[str]:
+    """A relay as systemd starts it; ready when this returns."""
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *rest], env=environment(), stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "relay.daemon", "--home", str(home)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     assert any("ready" in line for line in process.stderr)
     return process
 
 
-@pytest.mark.parametrize("how", ["the unit", "foreground"])
-def test_D6_every_start_makes_the_folder_of_the_logs(home: Path, how: str) -> None:
+def test_D6_a_start_makes_the_folder_of_the_logs(home: Path) -> None:
     (home / "logs").rmdir()
-    process = start_by(how, home)
+    process = start(home)
     try:
         assert (home / "logs").stat().st_mode & 0o777 == 0o700
     finally:
@@ -196,7 +121,7 @@ def test_D6_every_start_makes_the_folder_of_the_logs(home: Path, how: str) -> No
 
 
 def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home: Path) -> None:
-    process = start_by("the unit", home)
+    process = start(home)
     while home.exists():  # what it makes meanwhile is removed, too
         subprocess.run(["rm", "-rf", str(home)], capture_output=True, check=False)
     _, said = process.communicate(timeout=30)
@@ -215,7 +140,7 @@ def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(
     home: Path, tmp_path: Path
 ) -> None:
     """And goes on when its own is back."""
-    process = start_by("the unit", home)
+    process = start(home)
     try:
         home.rename(tmp_path / "elsewhere")
         assert relay("init", home=home).returncode == 0

@@ -49,20 +49,16 @@ def test_an_answer_to_one_named_lead_that_has_left_is_not_for_who_has_the_role(b
 RETIRE_BOB = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob\n"
 
 
-def test_and_may_ask_for_what_the_lead_may(box: Box) -> None:
+def test_an_agent_named_lead_may_ask_for_what_the_lead_may_where_nobody_else_is(box: Box) -> None:
     box.home.make_agent("Lead")
     box.tick()
     box.send("alice", RETIRE_BOB)
     assert "is for operator and the lead alone, not for alice" in box.nacks("alice")[0]
     box.send("Lead", RETIRE_BOB)
     assert box.bodies("Lead") == ["completed bob is retired\n"]
-
-
-def test_but_not_where_another_one_is_the_lead(box: Box) -> None:
-    box.home.make_agent("Lead")
     box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')
     box.tick()
-    box.send("Lead", RETIRE_BOB)
+    box.send("Lead", RETIRE_BOB.replace("bob", "carol"))
     assert "is for operator and the lead alone, not for Lead" in box.nacks("Lead")[0]
 
 

@@ -32,27 +32,13 @@ ANSWERS = {
     "What did the crash of the relay cost?": r"^OK$",
 }
 
-
-# The same in the page: an address, and what is there.
+# In the page: an address, and what is there.
 IN_THE_PAGE = {
-    "Did the worker get this message?": (
-        "/search?q=to:worker",
-        r"completed [\d:]+ deploy release 42",
-    ),
-    "Did it get the one about the branch, whose id I do not have?": (
-        "/search?q=branch",
-        "no such branch",
-    ),
-    "Who has not read something?": ("/agents", "filer"),
-    "Which messages, and since when?": ("/search?q=is:unread", "are you still there\\?"),
-    "Who has not read the broadcast?": ("/search?q=is:unread+to:filer", "filer"),
-    "Who owes an answer?": ("/search?q=is:open", "please hand in"),
-    "What was begun and never finished?": ("/search?q=is:open", "in progress"),
-    "What was refused, and why?": ("/failed", "there is no agent bbo"),
-    "What failed at the worker, and why?": ("/failed", "no such branch"),
-    "What was given up?": ("/failed", "no acknowledgment within 1 s, 2 attempts"),
-    "Who crashed?": ("/agents", r"process \d+ has exited"),
-    "What did the crash of the relay cost?": ("/health", "OK|nothing|no relay is running"),
+    "/search?q=is:unread": "are you still there\\?",
+    "/search?q=is:open": "in progress",
+    "/failed": "no acknowledgment within 1 s, 2 attempts",
+    "/agents": r"process \d+ has exited",
+    "/health": "OK|nothing|no relay is running",
 }
 
 
@@ -83,13 +69,13 @@ def test_every_question_has_one_command_and_a_clear_answer(tmp_path: Path) -> No
 
 
 def check_page(home: Path) -> None:
-    """The page answers the same questions."""
+    """The page answers questions of each of its parts."""
     host, key = "127.0.0.1:8377", "a key"
     headers = {"authorization": f"Bearer {key}"}
     app = Web(str(home)).app(host, key)
     client = TestClient(app, base_url=f"http://{host}", headers=headers)
-    for question, (address, answer) in IN_THE_PAGE.items():
+    for address, answer in IN_THE_PAGE.items():
         page = client.get(address)
-        assert page.status_code == 200, (question, page.text)
+        assert page.status_code == 200, (address, page.text)
         text = html.unescape(re.sub(r"<[^>]*>", " ", page.text))
-        assert re.search(answer, " ".join(text.split())), f"{question}\n{address}\n{text}"
+        assert re.search(answer, " ".join(text.split())), f"{address}\n{text}"

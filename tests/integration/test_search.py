@@ -14,7 +14,7 @@ from relay.base.config import Config, SearchSettings, StoreSettings
 from relay.base.home import lock_home
 from relay.search.index import Index
 from tests.box import Box
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, relay
 
 
 def send(home: Path, *arguments: str) -> str:
@@ -41,14 +41,11 @@ def test_a_relay_that_runs_fills_the_index(home: Path) -> None:
     with Relay(home):
         for number in range(5):
             send(home, "bob", f"build {number} is green")
-        command = send(home, "--kind", "command", "--thread", "r-42", "bob", "deploy to staging")
+        send(home, "--kind", "command", "--thread", "r-42", "bob", "deploy to staging")
         assert len(search(home, "is green")) == 5
         assert search(home, "build 3 from:alice to:bob") == ["build 3 is green"]
-        assert search(home, "Build") == []  # with its case
-        assert search(home, "uild 4") == ["build 4 is green"]
         assert search(home, "kind:command is:unread") == ["deploy to staging"]
         assert search(home, "thread:r-42") == ["deploy to staging"]
-        assert search(home, f"thread:{command.partition('-')[2]}") == ["deploy to staging"]
         assert search(home, "--regex", "deploy|build [01]") == [
             *("deploy to staging", "build 1 is green", "build 0 is green")
         ]
@@ -57,15 +54,6 @@ def test_a_relay_that_runs_fills_the_index(home: Path) -> None:
         assert json.loads(row) == json.loads(other)
         assert indexed(home) == 6
     assert search(home, "is:unread deploy") == ["deploy to staging"]
-
-
-def test_without_a_relay_the_command_continues_the_index(home: Path) -> None:
-    with Relay(home):
-        send(home, "bob", "first")
-        until(lambda: search(home, "first"))
-    (home / "search.db").unlink()
-    assert search(home, "first") == ["first"]
-    assert indexed(home) == 1
 
 
 def test_an_index_that_is_behind_says_so(box: Box) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.base.crypto import public_key, sign
+from relay.base.crypto import public_key
 from relay.delivery.values import Inbound, Plan
 from tests.box import Box
 from tests.procs import Relay, home_of, until
@@ -80,16 +80,3 @@ def test_no_fact_that_is_logged_has_content(box: Box, monkeypatch: pytest.Monkey
     assert fault["where"][-1].endswith(" faulty")
     assert "exc_info" not in fault  # a traceback ends with the error's own text
     assert SECRET not in repr(box.log)
-
-
-def test_a_nack_quotes_no_body_and_names_no_key(box: Box) -> None:
-    box.path("agents", "alice", "meta.json").write_text(
-        json.dumps({"public_key": public_key(PRIVATE).hex()})
-    )
-    name = box.name()
-    raw = sign(b"o" * 32, "alice", name.removesuffix(".msg"), "bob", SECRET.encode())
-    signature = base64.b64encode(raw).decode()
-    box.send("alice", f"TO: bob\nSIGNATURE: ed25519:{signature}\n\n{SECRET}", name)
-    (nack,) = box.nacks("alice")
-    assert SECRET not in nack and signature not in nack
-    assert PRIVATE.hex() not in repr(box.sql("SELECT * FROM security_events"))

@@ -1,7 +1,9 @@
-"""``relay send --wait answer``: sent, and answered or not, as a person types it."""
+"""Sent, and answered or not: ``relay send --wait answer`` as a person types it; the same words to
+the SDK and to asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -14,21 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, Received
-from tests.procs import PATIENCE_S, environment, home_of, relay
+from agent_sdk import Agent, MessageError, NotRunning, Received, Refused, Timeout, aio
+from tests.procs import PATIENCE_S, Relay, environment, inbox_of, relay
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.12")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.shows("engine 7.12"),
+    pytest.mark.home("alice", "bob", "carol"),
+]
 
 Answer = Callable[[Agent, Received], object]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A relay that runs, with alice, bob and carol."""
-    root = home_of(tmp_path / "home", "alice", "bob", "carol")
-    assert relay("up", home=root).returncode == 0
-    yield root
-    relay("down", home=root)
 
 
 @contextmanager
@@ -51,13 +48,7 @@ def awaited(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return relay("send", "--wait", "answer", *arguments, home=home)
 
 
-def test_the_response_is_printed(home: Path) -> None:
-    with answering(home, lambda me, m: me.reply(m, "main\nat 4f2c1e9")):
-        done = awaited(home, "bob", "--kind", "query", "which branch?")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "main\nat 4f2c1e9\n", "")
-
-
-def test_patience_is_no_deadline_for_the_recipient(home: Path) -> None:
+def test_patience_is_no_deadline_for_the_recipient(running: Relay, home: Path) -> None:
     """Who waits a moment gives up; the other one has the time that the guide promises."""
     done = relay("send", "--wait", "answer=100ms", "bob", "--kind", "query", "which?", home=home)
     assert done.returncode == 4
@@ -71,7 +62,13 @@ def test_patience_is_no_deadline_for_the_recipient(home: Path) -> None:
     assert (first.headers.get("AWAIT"), second.headers.get("AWAIT")) == (None, "5400s")
 
 
-def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:
+def test_a_response_or_the_end_goes_to_stdout_progress_and_a_nack_to_stderr(
+    running: Relay, home: Path
+) -> None:
+    with answering(home, lambda me, m: me.reply(m, "main\nat 4f2c1e9")):
+        done = awaited(home, "bob", "--kind", "query", "which branch?")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "main\nat 4f2c1e9\n", "")
+
     def answer(me: Agent, m: Received) -> None:
         me.ack(m)
         me.ack(m, "in_progress", "half\x1b way")
@@ -85,15 +82,13 @@ def test_progress_goes_to_stderr_and_the_end_to_stdout(home: Path) -> None:
         "relay: bob: in_progress half\\x1b way",
     ]
 
-
-def test_a_nack_is_the_error(home: Path) -> None:
     with answering(home, lambda me, m: me.nack(m, "frozen\x1b until\nMonday")):
         done = awaited(home, "bob", "--kind", "command", "deploy")
     assert (done.returncode, done.stdout) == (6, "")
     assert done.stderr == "relay: frozen\\x1b until Monday\n"
 
 
-def test_of_several_the_first_answer_counts(home: Path) -> None:
+def test_of_several_the_first_answer_counts(running: Relay, home: Path) -> None:
     with answering(home, lambda me, m: me.reply(m, "I am"), "carol"):
         done = awaited(home, "*", "--kind", "query", "who is free?")
     assert (done.returncode, done.stdout) == (0, "I am\n")
@@ -101,7 +96,7 @@ def test_of_several_the_first_answer_counts(home: Path) -> None:
         assert bob.receive(10) and alice.receive(10)  # they have it as well
 
 
-def test_time_over_says_how_far_it_came(home: Path) -> None:
+def test_time_over_says_how_far_it_came(running: Relay, home: Path) -> None:
     done = relay("send", "--wait", "answer=200ms", "alice", "--kind", "query", "hello?", home=home)
     assert (done.returncode, done.stdout) == (4, "")
     assert "within 0.2 s: delivered to alice, not read yet; `relay --home " in done.stderr
@@ -113,7 +108,7 @@ def test_time_over_says_how_far_it_came(home: Path) -> None:
     assert "within 2 s: in progress by carol for " in done.stderr.splitlines()[1]
 
 
-def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
+def test_who_gives_up_waiting_is_told_what_was_sent(running: Relay, home: Path) -> None:
     words = ("send", "--as", "bob", "--wait", "answer=1m", "alice", "--kind", "query", "hello?")
     with (
         Agent("alice", home) as alice,
@@ -136,22 +131,75 @@ def test_who_gives_up_waiting_is_told_what_was_sent(home: Path) -> None:
     assert err == f"relay: stopped waiting for the answer to {asked.id}; {shown}\n"
 
 
-def test_without_a_relay_it_is_sent_and_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# -- the library -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alice(home: Path) -> Iterator[Agent]:
+    """alice, as the SDK has her."""
+    with Agent("alice", home) as agent:
+        yield agent
+
+
+def test_a_message_that_nobody_reads(running: Relay, home: Path, alice: Agent) -> None:
+    alice.send("bob", "hi", wait="none")
+    alice.send("bob", "hi", wait="taken")
+    sent = alice.send("bob", "hi", wait="delivered=10s")
+    assert sent in [path.stem for path in inbox_of(home, "bob")]
+    for word in ("read", "done"):
+        with pytest.raises(Timeout, match=f"not {word} within 0.1 s: delivered to bob, not read"):
+            alice.send("bob", "hi", wait=f"{word}=100ms")
+        with pytest.raises(Timeout, match=f"not {word} within 0.1 s: delivered to bob") as late:
+            alice.wait(sent, f"{word}=100ms")
+        assert late.value.message_id == sent
+    with pytest.raises(Timeout, match=r"no answer to .* came within 0.1 s"):
+        alice.wait(sent, "answer=100ms")
+
+
+def test_a_command_that_is_done_and_one_that_fails(
+    running: Relay, home: Path, alice: Agent
 ) -> None:
-    monkeypatch.delenv("RELAY_NO_WAIT")
-    home = home_of(tmp_path / "home", "bob")
-    done = awaited(home, "bob", "hello")
-    assert done.returncode == 5
-    assert "it waits in the outbox: no relay is running" in done.stderr
-    (sent,) = (home / "agents" / "operator" / "outbox").glob("*.msg")
-    assert done.stdout == f"{sent.stem}\n"
-    monkeypatch.setenv("RELAY_NO_WAIT", "1")
-    assert awaited(home, "bob", "hello").returncode == 5
+    with answering(home, lambda me, m: me.ack(m, "completed", "shipped")):
+        sent = alice.send("bob", "deploy", kind="command", wait="done")
+    assert alice.wait(sent) is None and alice.wait(sent, "read") is None
+    found = alice.wait(sent, "answer")
+    assert found is not None and found.body == "completed\nshipped"
+    with (
+        answering(home, lambda me, m: me.nack(m, "frozen")),
+        pytest.raises(Refused, match="failed by bob: frozen"),
+    ):
+        alice.send("bob", "deploy", kind="command", wait="done")
 
 
-def test_a_time_that_is_none(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home")
-    for time in ("soon", "0", "0s", "-1s", "1w"):
-        done = relay("send", f"--wait=answer={time}", "bob", "hello", home=home)
-        assert done.returncode == 2 and "is not a duration" in done.stderr, time
+@pytest.mark.parametrize("is_asyncio", [False, True])
+def test_an_answer_comes_after_progress(
+    running: Relay, home: Path, alice: Agent, is_asyncio: bool
+) -> None:
+    told: list[str] = []
+    sent = alice.send("bob", "deploy", kind="command")
+
+    def answer(me: Agent, m: Received) -> None:
+        me.ack(m, "in_progress")
+        me.ack(m, "completed")
+
+    def progress(one: Received) -> None:
+        told.append(one.body)
+
+    async def wait() -> Received | None:
+        async with aio.Agent("alice", home) as agent:
+            return await agent.wait(sent, "answer", progress=progress)
+
+    with answering(home, answer):
+        found = asyncio.run(wait()) if is_asyncio else alice.wait(sent, "answer", progress=progress)
+    assert found is not None
+    assert (found.body, found.re, told) == ("completed", sent, ["in_progress"])
+
+
+def test_words_that_are_none(home: Path, alice: Agent) -> None:
+    with pytest.raises(ValueError, match="'seen' is not one of none, taken, delivered, read, done"):
+        alice.send("bob", "hi", wait="seen")
+    with pytest.raises(MessageError, match="`request` waits for the answer"):
+        alice.send("bob", "hi", wait="answer")
+    with pytest.raises(NotRunning):
+        alice.send("bob", "hi", wait="taken")
+    assert list((home / "agents" / "alice" / "outbox").glob("*.msg")) == []

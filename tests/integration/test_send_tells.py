@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from relay.base.errors import EXIT_PIPE_CLOSED
+from relay.base import fsio
+from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED
+from relay.cli import run
 from tests.procs import Relay, drop, environment, inbox_of, relay, until
 
 
@@ -23,14 +24,6 @@ from tests.procs import Relay, drop, environment, inbox_of, relay, until
 def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send as outside of the tests."""
     monkeypatch.delenv("RELAY_NO_WAIT")
-
-
-@pytest.fixture
-def stopped(running: Relay) -> Iterator[Relay]:
-    """A relay that has been stopped by a signal."""
-    os.kill(running.pid, signal.SIGSTOP)
-    yield running
-    os.kill(running.pid, signal.SIGCONT)
 
 
 def send(home: Path, *words: str, code: int = 0) -> tuple[str, str]:
@@ -48,74 +41,118 @@ def test_a_name_that_does_not_exist_is_exit_code_6(running: Relay, home: Path) -
     assert (waited.returncode, "refused: there is no agent bbo" in waited.stderr) == (6, True)
 
 
-def test_it_loads_what_reads_a_ledger_and_nothing_that_writes_one(
-    running: Relay, home: Path
-) -> None:
+def loaded_by(home: Path, *words: str) -> tuple[set[str], str]:
+    """The modules that a command has loaded when it ends, and what it said on stderr."""
     program = """import sys
 from relay.cli import main
 try:
     main()
 finally:
-    print(*sorted(sys.modules))
+    print(*sorted(sys.modules), file=sys.stderr)
 """
-    command = [sys.executable, "-c", program, "send", "--as", "alice", "bob", "hi"]
     done = subprocess.run(
-        command, env=environment(AGENT_RELAY_DIR=str(home)), capture_output=True, text=True
+        [sys.executable, "-c", program, *words],
+        env=environment(AGENT_RELAY_DIR=str(home)),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert "delivered to bob" in done.stderr, done
-    loaded = set(done.stdout.split())
+    *said, modules = done.stderr.splitlines()
+    return set(modules.split()), "\n".join(said)
+
+
+def test_it_loads_what_reads_a_ledger_and_nothing_that_writes_one(
+    running: Relay, home: Path
+) -> None:
+    loaded, said = loaded_by(home, "send", "--as", "alice", "bob", "hi")
+    assert "delivered to bob" in said
     ledger = {name for name in loaded if name.startswith("relay.ledger.")}
     assert ledger == {"relay.ledger.file"}
     assert not loaded & {"importlib.resources", "msgspec", "relay.engine"}
 
 
+def test_a_list_from_an_index_that_lacks_nothing_reads_no_journal(
+    running: Relay, home: Path
+) -> None:
+    send(home, "bob", "hi")
+    slow = {"awscrt.checksums", "relay.daemon.opening", "relay.engine", "relay.journal.journal"}
+    until(lambda: not loaded_by(home, "list")[0] & slow)
+    assert loaded_by(home, "list", "topic:build.#")[0] & slow == {"relay.engine"}
+
+
 def test_without_a_relay_it_waits_in_the_outbox(home: Path) -> None:
     sent, said = send(home, "bob", "hi", code=5)
     assert said.startswith("it waits in the outbox: no relay is running; start one with ")
-    assert (home / "agents/alice/outbox" / f"{sent}.msg").exists()
+    other, said = send(home, "bob", "hi", "--wait", "answer", code=5)
+    assert "it waits in the outbox: no relay is running" in said
+    _, said = send(home, "bob", "hi", "--wait", "taken", code=5)  # that one is not sent
+    assert "no relay is running" in said
+    waiting = {path.stem for path in (home / "agents/alice/outbox").glob("*.msg")}
+    assert waiting == {sent, other}
+    acked = relay("ack", "1706123456-ab", "--as", "alice", home=home)
+    line = f"relay: no relay is running for {home}: the message waits in the outbox\n"
+    assert (acked.returncode, acked.stderr) == (5, line)
 
 
-@pytest.mark.parametrize("how", ["--wait=none", "--no-wait", "RELAY_NO_WAIT"])
 def test_without_waiting_nothing_is_said(
-    how: str, running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+    running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if how == "RELAY_NO_WAIT":
-        monkeypatch.setenv(how, "1")
-    _, said = send(home, "bbo", "hi", *([how] if how.startswith("--") else []))
-    assert said == ""
-    until(lambda: inbox_of(home, "alice"), "the nack comes as a message")
+    assert send(home, "bbo", "hi", "--wait=none")[1] == ""
+    monkeypatch.setenv("RELAY_NO_WAIT", "1")
+    assert send(home, "bbo", "hi")[1] == ""
+    until(lambda: len(inbox_of(home, "alice")) == 2, "the nacks come as messages")
 
 
-def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: Relay, home: Path) -> None:
+def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: int, home: Path) -> None:
     began = time.monotonic()
     _, said = send(home, "bob", "hi")
     assert said == "the relay has not picked it up yet, it waits in the outbox"
     assert time.monotonic() - began < 6  # not 30, the default of --wait
+    _, said = send(home, "bob", "hi", "--wait", "taken=200ms", code=4)
+    assert "it waits in the outbox: do not send it again" in said
+
+
+def test_m24_a_full_disk_is_said_before_it_is_waited_for(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [errno.ENOSPC]
+
+    def fault(operation: str, _: str) -> None:
+        if operation == "create" and left:
+            raise OSError(left.pop(), "No space left on device")
+
+    def sleep(_: float) -> None:
+        assert capsys.readouterr().err == "relay: disk full, trying for 30 s\n"
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    monkeypatch.setattr("agent_sdk.disk._sleep", sleep)
+    words = ["--home", str(home), "send", "bob", "hi", "--as", "alice", "--wait", "none"]
+    assert run(words) == EXIT_OK
+    assert capsys.readouterr().err == ""
+    assert len(list((home / "agents/alice/outbox").glob("*.msg"))) == 1
 
 
 @pytest.mark.parametrize(
-    ("step", "then"),
-    [("delivered", None), ("read", ["inbox", "--take"]), ("done", ["ack", "ID", "completed"])],
+    ("step", "then", "expected"),
+    [
+        ("read", ["inbox", "--take"], "read by bob, not answered yet"),
+        ("done", ["ack", "ID", "completed"], "completed by bob"),
+    ],
 )
-def test_it_waits_for_a_step(step: str, then: list[str] | None, running: Relay, home: Path) -> None:
+def test_it_waits_for_a_step(
+    step: str, then: list[str], expected: str, running: Relay, home: Path
+) -> None:
     def answer() -> None:
         until(lambda: inbox_of(home, "bob"))
         (path,) = inbox_of(home, "bob")
-        words = [path.stem if word == "ID" else word for word in then or []]
+        words = [path.stem if word == "ID" else word for word in then]
         relay(*words, "--as", "bob", home=home)
 
     helper = threading.Thread(target=answer)
-    if then:
-        helper.start()
+    helper.start()
     _, said = send(home, "bob", "hi", "--kind", "command", "--wait", step)
-    expected = {
-        "delivered": "delivered to bob, not read yet",
-        "read": "read by bob, not answered yet",
-        "done": "completed by bob",
-    }
-    assert said.startswith(expected[step])
-    if then:
-        helper.join()
+    assert said.startswith(expected)
+    helper.join()
 
 
 def test_a_step_that_does_not_come(running: Relay, home: Path) -> None:
@@ -208,15 +245,12 @@ def test_options_that_exclude_each_other(home: Path) -> None:
     assert list((home / "agents/alice/outbox").glob("*.msg")) == []
 
 
-@pytest.mark.parametrize("output", [">&-", "> /dev/full"])
-def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(
-    output: str, running: Relay, home: Path
-) -> None:
+def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(running: Relay, home: Path) -> None:
     """The message is sent, so nothing suggests to try again."""
     program = shlex.join([sys.executable, "-m", "relay", "--home", str(home)])
     for words in ("send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"):
         asked = relay("send", "--as", "bob", "alice", "which?", "--kind", "query", home=home)
-        line = f"exec {program} {words.format(id=asked.stdout.strip())} {output}"
+        line = f"exec {program} {words.format(id=asked.stdout.strip())} > /dev/full"
         done = subprocess.run(["sh", "-c", line], env=environment(), capture_output=True, text=True)
         assert done.returncode == 1, words
         assert "again" not in done.stderr

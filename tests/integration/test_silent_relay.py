@@ -117,18 +117,6 @@ def test_M06_two_long_homes_have_two_sockets_and_a_link_to_one_has_its(long_home
     assert socket_path(str(link)) == socket_path(str(long_home))
 
 
-def test_M06_without_a_runtime_directory_one_line_says_so(
-    long_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent/runtime")
-    with Relay(long_home):
-        done = relay("status", home=long_home)
-    assert done.returncode == 0
-    assert "no health endpoint" in done.stdout
-    log = (long_home / "logs" / "relay.log").read_text() if (long_home / "logs").exists() else ""
-    assert "Traceback" not in log
-
-
 # -- one that did not stop by itself ----------------------------------------------------------
 
 

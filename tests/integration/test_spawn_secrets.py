@@ -30,17 +30,12 @@ def leaks(box: Box) -> list[str]:
     ("data", "name"),
     [
         (HEAD + b"CHECKSUM: sha256:" + SUM + b"\n\ngo", None),
-        (HEAD + b"SIGNATURE: ed25519:" + b"A" * 86 + b"==\n\ngo", None),
         (HEAD + b"\ngo", "hello.msg"),
-        (HEAD + b"CHECKSUM: sha256:" + b"0" * 64 + b"\n\ngo", None),
         (HEAD + b"\n" + b"x" * 70_000, None),
         (HEAD + b"\n\xff\xfe", None),
-        (HEAD + b"ENV: A=hunter2\n\ngo", None),
         (HEAD + b"ENV A=hunter2\n\ngo", None),
-        (HEAD + b"LONG: " + b"y" * 5000 + b"\n\ngo", None),
         (HEAD + b"TO: bob\nAWAIT: 5s\n\ngo", None),
         (b"KIND: spawn\r\n\r\nNAME: w\r\nENV: A=hunter2\r\nhunter2\r\nCLI: sh\r\n", None),
-        (b"TO: nobody\n" + HEAD + b"\ngo", None),
     ],
 )
 @pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(max_body_bytes=65_536)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +17,42 @@ from relay.base.logs import make_log
 from relay.base.sd_notify import SystemdNotifier
 from relay.base.status_client import _UnixConnection
 from relay.daemon.process import Daemon
-from tests.procs import drop, home_of, until
+from tests.procs import drop, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.home("alice", "bob", admin={"stall_after_s": 1})]
 
-
-class Running:
-    """A daemon in a thread of the test's."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = home_of(root / "home", "alice", "bob")
-        self.home = Home(str(self.root))
-        settings = b'{"admin": {"stall_after_s": 1}, "detection": {"scan_interval_s": 1}}'
-        config = decode(settings)
-        log = make_log("info", str(self.root / "logs" / "relay.log"))
-        self.daemon = Daemon(self.home, config, log, SystemdNotifier({}))
-        ready = threading.Event()
-        self.thread = threading.Thread(target=self.daemon.run, args=(ready.set,))
-        self.thread.start()
-        assert ready.wait(30)
-
-    def ask(self, path: str) -> tuple[int, str]:
-        """(status, body)."""
-        connection = _UnixConnection(str(self.root / "admin.sock"), 5)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read().decode()
-        connection.close()
-        return answer.status, body
-
-    def status(self) -> dict[str, Any]:
-        """``/status``."""
-        return dict(json.loads(self.ask("/status")[1]))
+Ask = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
-    """It serves; at the end it is stopped."""
-    root = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
-    made = Running(root)
-    yield made
-    made.daemon.stop()
-    made.thread.join(30)
-    made.home.close()
-    shutil.rmtree(root)
+def ask(home: Path) -> Iterator[Ask]:
+    """Ask a daemon in a thread of the test's for a page: (status, body)."""
+    with Home(str(home)) as opened:
+        log = make_log("info", str(home / "logs" / "relay.log"))
+        daemon = Daemon(opened, decode(opened.read_config()), log, SystemdNotifier({}))
+        ready = threading.Event()
+        thread = threading.Thread(target=daemon.run, args=(ready.set,))
+        thread.start()
+        assert ready.wait(30)
+
+        def get(path: str) -> tuple[int, str]:
+            connection = _UnixConnection(str(home / "admin.sock"), 5)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read().decode()
+            connection.close()
+            return answer.status, body
+
+        yield get
+        daemon.stop()
+        thread.join(30)
 
 
 @pytest.mark.shows("ready 3.3")
 def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    home: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert running.ask("/healthz") == (200, "healthy\n")
+    assert ask("/healthz") == (200, "healthy\n")
     hangs, goes_on = threading.Event(), threading.Event()
 
     def slow_disk(operation: str, name: str) -> None:
@@ -77,36 +60,24 @@ def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
             hangs.set()
             assert goes_on.wait(30)
 
-    until(lambda: running.status()["snapshot_age_s"] is not None)
+    def status() -> dict[str, Any]:
+        return dict(json.loads(ask("/status")[1]))
+
+    until(lambda: status()["snapshot_age_s"] is not None)
     monkeypatch.setattr(fsio, "fault", slow_disk)
-    drop(running.root, "alice", "TO: bob\n\nhi")
+    drop(home, "alice", "TO: bob\n\nhi")
     assert hangs.wait(30)
     try:
-        until(lambda: running.ask("/healthz")[0] == 503)
-        assert running.ask("/healthz")[1].startswith("the loop is stuck: in step stage for ")
-        assert running.ask("/readyz")[0] == 503
-        assert "relay_healthy 0.0" in running.ask("/metrics")[1]
-        before = running.status()
+        until(lambda: ask("/healthz")[0] == 503)
+        assert ask("/healthz")[1].startswith("the loop is stuck: in step stage for ")
+        assert ask("/readyz")[0] == 503
+        assert "relay_healthy 0.0" in ask("/metrics")[1]
+        before = status()
         assert before["step"] == "stage"
-        until(lambda: running.status()["snapshot_age_s"] > before["snapshot_age_s"])
+        until(lambda: status()["snapshot_age_s"] > before["snapshot_age_s"])
     finally:
         goes_on.set()
-    until(lambda: running.ask("/healthz")[0] == 200)
-    until((running.root / "agents/bob/inbox/1000000001-01.msg").exists)
-    until(lambda: running.status()["totals"]["written"] == 1)
-    assert running.ask("/readyz") == (200, "ready\n")
-
-
-def test_between_two_sessions_it_is_alive_and_not_ready(running: Running) -> None:
-    ledger = running.root / "ledger.db"
-    ledger.rename(running.root / "away")
-    ledger.mkdir()
-    drop(running.root, "alice", "TO: bob\n\nhi")
-    running.daemon.wake()
-    until(lambda: running.ask("/readyz")[0] == 503)
-    until(lambda: "will retry" in running.ask("/readyz")[1])
-    assert running.ask("/healthz")[0] == 200
-    ledger.rmdir()
-    (running.root / "away").rename(ledger)
-    until(lambda: running.ask("/readyz")[0] == 200)
-    until((running.root / "agents/bob/inbox/1000000001-01.msg").exists)
+    until(lambda: ask("/healthz")[0] == 200)
+    until((home / "agents/bob/inbox/1000000001-01.msg").exists)
+    until(lambda: status()["totals"]["written"] == 1)
+    assert ask("/readyz") == (200, "ready\n")

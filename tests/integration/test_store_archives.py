@@ -96,35 +96,6 @@ def test_a_damaged_archive_refuses_the_answer_that_needs_it_and_nothing_else(box
     assert "still here" in box.bodies("bob")
 
 
-def test_killed_before_the_store_lists_it_the_archive_is_set_aside(box: Box) -> None:
-    for number in range(3):
-        box.send("alice", f"TO: bob\n\n{number}")
-    box.flush()
-    box.events.end_turn = lambda: None  # type: ignore[method-assign]  # it is killed before
-    box.after(100, turns=4)
-    assert box.store.state.archives  # in memory, and not in the journal
-    box.restart()
-    assert archives(box) == ["000001.acomm.stray"]
-    assert len(box.store.state.messages) == 3
-    rolled(box)
-    assert archives(box) == ["000001.acomm", "000001.acomm.stray"]
-    assert len(box.store.state.messages) == 0
-
-
-def test_a_message_fed_again_is_known_though_it_was_rolled(box: Box) -> None:
-    sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(3)]
-    box.clock.advance(100)
-    for _ in range(8):  # rolled and in the store's file, its row not completed
-        box.dispatcher._roller.step()
-    box.flusher.flush()
-    assert len(box.store.state.messages) == 0
-    box.restart()
-    rolled(box)
-    assert {box.row(one)["status"] for one in sent} == {"archived"}
-    assert box.store.messages.query().total_count == 3
-    assert box.bodies("bob") == ["0", "1", "2"]
-
-
 def test_a_rolled_message_whose_row_was_never_completed_is_not_delivered_again(box: Box) -> None:
     """As after a crash long ago: its file is in the outbox again, its row open."""
     sent = [box.send("alice", f"TO: bob\n\nmessage {number}") for number in range(4)]

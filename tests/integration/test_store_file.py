@@ -1,7 +1,10 @@
-"""A CommStore that writes itself: opened, flushed by its policy, locked, killed."""
+"""A CommStore that writes itself: locked, killed, closed; and where nothing can be locked."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import StoreClosed, StoreLocked
-from relay.engine import ChannelType, CommStore, MessageType
+from relay.commstore import ChannelType, CommStore, MessageType
 from tests.procs import environment, until
 
 pytestmark = pytest.mark.shows("engine 6.1", "engine 6.5", "engine 8.11")
@@ -22,7 +25,7 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
         [
             sys.executable,
             "-c",
-            "import sys\nfrom relay.engine import CommStore\n"
+            "import sys\nfrom relay.commstore import CommStore\n"
             "store = CommStore.open(sys.argv[1])\nprint('held', flush=True)\nsys.stdin.read()",
             path,
         ],
@@ -39,14 +42,6 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
     holder.stdin.close()
     holder.stdout.close()
     until(lambda: CommStore.open(path).close() is None)
-
-
-@pytest.mark.shows("engine 8.8")
-def test_a_temp_file_left_over_is_removed_by_the_next_writer(tmp_path: Path) -> None:
-    left = tmp_path / "s.acomm.tmp"
-    left.write_bytes(b"half a store")
-    CommStore.open(str(tmp_path / "s.acomm")).close()
-    assert not left.exists()
 
 
 def test_a_store_that_was_closed_takes_nothing_that_would_be_lost(tmp_path: Path) -> None:
@@ -66,3 +61,37 @@ def test_a_store_that_was_closed_takes_nothing_that_would_be_lost(tmp_path: Path
     store.close()  # again, and nothing happens
     assert len(store.query_messages().messages) == 1
     assert path.read_bytes() == before
+
+
+@pytest.mark.shows("engine 6.10")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_without_flock_a_store_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreLocked, match="its file system does not support flock") as refused:
+        CommStore.open(str(tmp_path / "s.acomm"))
+    assert "local disk" in refused.value.hint
+
+
+def test_any_other_failure_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="input/output error"):
+        CommStore.open(str(tmp_path / "s.acomm"))
+
+
+def test_the_text_of_a_lock_is_read_within_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "s.acomm"
+    with CommStore.open(str(path)):
+        (tmp_path / "s.acomm.lock").write_bytes(b"\xff" * 10_000)
+        with pytest.raises(StoreLocked) as refused:
+            CommStore.open(str(path))
+    assert len(str(refused.value)) < 4096 + 200

@@ -29,8 +29,8 @@ from relay.base.config import Config
 from relay.base.errors import FormatError, StoreReadOnly, VersionError
 from relay.base.home import STORE, Home
 from relay.cli import cli
+from relay.commstore import CommStore
 from relay.daemon.opening import open_store, open_store_readonly
-from relay.engine import CommStore
 from tests.acomm.support import FIXTURES
 from tests.fakes import FakeClock
 
@@ -122,23 +122,19 @@ def run(*args: object) -> tuple[int, str]:
 
 @pytest.mark.shows("engine 6.6")
 def test_a_value_beyond_its_limit_is_refused_for_writing(beyond: tuple[Path, str, str]) -> None:
+    """Nor is it given up for the file before."""
     path, expected, found = beyond
     data = path.read_bytes()
+    store_file.write(f"{path}.prev", SOUND)
     with pytest.raises(FormatError) as refused:
         CommStore.open(str(path))
     error = refused.value
     assert (error.path, error.expected, error.found) == (str(path), expected, found)
     assert 96 < error.offset < len(data)
     assert path.read_bytes() == data
-    assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
-
-
-def test_it_is_not_given_up_for_the_file_before(beyond: tuple[Path, str, str]) -> None:
-    path, expected, _ = beyond
-    store_file.write(f"{path}.prev", SOUND)
-    with pytest.raises(FormatError, match=expected):
-        CommStore.open(str(path))
-    assert path.exists()
+    assert {one.name for one in path.parent.iterdir()} == {
+        path.name + end for end in ("", ".lock", ".prev")
+    }
 
 
 @pytest.mark.shows("engine 6.6")

@@ -29,18 +29,11 @@ def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> Non
     box.spawner.end(0)
     box.after(1)
     assert life(box) == ("terminated", "w exited with code 0")
-
-
-def test_who_wrote_to_it_is_told_of_its_end(box: ProcessBox) -> None:
-    box.spawn()
-    first = box.send("operator", "TO: w\n\none")
-    box.spawner.end(0)
-    box.after(1)
     box.restart()
     box.after(400)
     assert [one for one in box.bodies("operator") if "unread" in one] == [
         f"w is terminated: w exited with code 0; 1 message of yours is unread in its inbox, "
-        f"the first is {first}\n"
+        f"the first is {sent}\n"
     ]
 
 

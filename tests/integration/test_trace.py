@@ -173,6 +173,7 @@ def test_within_a_millisecond_nothing_is_read_before_it_was_written(life: Life) 
         "acked_at": None,
         "last_error": None,
         "read_how": "taken",
+        "discarded_at": None,
     }
     noted = row | {"at": staged - 100_000, "old_status": "written", "new_status": "read"}
     exactly = [("accepted", staged), ("written", staged + 200_000), ("read", staged + 300_000)]
@@ -187,7 +188,7 @@ def test_a_replay_stands_before_the_file_that_it_led_to(life: Life) -> None:
     """It is noted with that file, a little later."""
     written = life.now()
     row: dict[str, Any] = dict.fromkeys(
-        ("staged_at", "read_at", "read_how", "acked_at", "last_error")
+        ("staged_at", "read_at", "read_how", "acked_at", "last_error", "discarded_at")
     )
     row |= {"recipient": "bob", "state": "written", "attempt": 2, "written_at": written}
     for noted_at in (written - 10**6, written, written + 10**6):
@@ -231,13 +232,6 @@ def test_times_are_local_under_a_line_for_each_day(
         later = evening + 5 * 3600 * 10**9
         life.ledger._db.execute("UPDATE deliveries SET staged_at = ?", (evening,))
         life.ledger._db.execute("UPDATE deliveries SET written_at = ?", (later,))
-    monkeypatch.setenv("TZ", "America/Sao_Paulo")
-    shown = relay_anew("trace", life.id, home=life.root).stdout.splitlines()
-    assert shown[2:5] == [
-        "  2026-11-22 -03",
-        "  16:01:02.007  discovered in the outbox of alice",
-        "  16:01:02.007  accepted for bob",
-    ]
     monkeypatch.setenv("TZ", "Europe/Berlin")
     shown = relay_anew("trace", life.id, home=life.root).stdout.splitlines()
     assert shown[2:8] == [

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from relay.base.config import Config, LimitSettings
 from relay.cli import cli
 from tests.box import Box
 
@@ -75,29 +74,6 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
 def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
     sent = box.send("alice", "no header at all")
     assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
-
-
-@pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(reply_depth=1)))
-def test_M05_what_waits_in_its_outbox_has_no_word_of_recipients_yet(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\n\nthanks")
-    for n in range(2):
-        sender, to = ("bob", "alice") if n % 2 == 0 else ("alice", "bob")
-        sent = box.send(sender, f"TO: {to}\nRE: {sent}\n\nthanks")
-    assert "waiting: more than 1 answers" in headline(box, sent)
-    assert lines(box, sent) == ["discovered in the outbox of alice"]
-
-
-def test_M05_of_several_it_is_said_who_was_reminded_and_who_is_waited_for_no_longer(
-    box: Box,
-) -> None:
-    sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
-    box.after(1801)
-    assert "acknowledged by bob, reminded once" in lines(box, sent)
-    for _ in range(2):
-        box.after(1801)
-    assert "acknowledged by bob, no answer is waited for any more" in lines(box, sent)
-    (bob, *_) = json.loads(shown(box, "trace", "--json", sent))["deliveries"]
-    assert (bob["recipient"], bob["obligation"], bob["reminders"]) == ("bob", "given_up", 2)
 
 
 def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
+from relay.base.incidents import Refusal, RefusalCode
 from relay.ledger.ledger import FileFacts, Ledger
 
 NOW = 1_769_851_800_000_000_000
@@ -17,6 +18,10 @@ DAY = 86_400 * 10**9
 
 def message_id(number: int) -> str:
     return f"{NOW + number}-{number:08x}"
+
+
+def refusal(reason: str) -> Refusal:
+    return Refusal(RefusalCode.NO_RECIPIENT, reason)
 
 
 def facts(number: int, agent: str = "alice", **changes: Any) -> FileFacts:

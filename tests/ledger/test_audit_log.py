@@ -13,7 +13,17 @@ from relay.base.errors import LedgerError
 from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
-from tests.ledger.support import NOW, Look, add, message_id, plan, record, stage, statements
+from tests.ledger.support import (
+    NOW,
+    Look,
+    add,
+    message_id,
+    plan,
+    record,
+    refusal,
+    stage,
+    statements,
+)
 
 pytestmark = pytest.mark.shows("ready 3.5")
 
@@ -35,7 +45,7 @@ def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, loo
     ledger.claim([one])
     ledger.complete([one], NOW)
     ledger.archive([(one, None), (three, None)], NOW)
-    ledger.fail([(two, "why")], NOW)
+    ledger.fail([(two, refusal("why"))], NOW)
     who = "daemon 3"
     assert trail(look) == [
         (one, None, "processing", who),
@@ -197,7 +207,10 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     "claim": (lambda db: db.claim([message_id(1)]), "sqlite_autoindex_messages_1"),
     "complete": (lambda db: db.complete([message_id(1)], NOW), "sqlite_autoindex_messages_1"),
     "archive": (lambda db: db.archive([(message_id(1), None)], NOW), "sqlite_autoindex_messages_1"),
-    "fail": (lambda db: db.fail([(message_id(1), "x")], NOW), "sqlite_autoindex_messages_1"),
+    "fail": (
+        lambda db: db.fail([(message_id(1), refusal("x"))], NOW),
+        "sqlite_autoindex_messages_1",
+    ),
     "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
     "read": (lambda db: db.deliveries.mark_read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
     "hold": (

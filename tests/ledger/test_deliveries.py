@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from relay.base.incidents import Refusal, RefusalCode
 from relay.ledger.deliveries import DeliveryRow, HeldDelivery, ReadDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
 from tests.ledger.support import NOW, Look, facts, message_id, record, stage
@@ -247,22 +248,23 @@ def test_all_messages_has_the_columns_of_messages(ledger: Ledger, look: Look) ->
 # -- the rest ------------------------------------------------------------------------------
 
 
+BAD_NAME = Refusal(RefusalCode.BAD_NAME, "no name of a message")
+
+
 def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> None:
     for _ in range(2):  # again after a crash
-        ledger.add_rejection(
-            "alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1
-        )
+        ledger.add_rejection("alice", "x.msg", 7, NOW, BAD_NAME, message_id(1), NOW + 1)
     ledger.add_rejection(
-        "alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2
+        "alice", "x.msg", 8, NOW, BAD_NAME._replace(reason="again"), message_id(2), NOW + 2
     )
     assert look.all("SELECT * FROM rejections ORDER BY at") == [
-        ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1),
-        ("alice", "x.msg", 8, NOW, "another file of that name", message_id(2), NOW + 2),
+        ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1, "bad_name"),
+        ("alice", "x.msg", 8, NOW, "again", message_id(2), NOW + 2, "bad_name"),
     ]
 
 
 def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
-    ledger.add_rejection("alice", "\udcff.msg", 7, NOW, "why", message_id(1), NOW)
+    ledger.add_rejection("alice", "\udcff.msg", 7, NOW, BAD_NAME, message_id(1), NOW)
     ledger.agents.add_security_event(
         "not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW
     )

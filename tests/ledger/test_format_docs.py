@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from relay.base.incidents import IncidentKind
+from relay.base.incidents import IncidentKind, RefusalCode
+from relay.ledger.file import SCHEMA_VERSION
 from relay.ledger.ledger import Ledger
-from relay.ledger.schema import SCHEMA_VERSION, schema_sql
+from relay.ledger.schema import schema_sql
 from tests.documents import read_page, tables
 from tests.ledger import test_deliveries, test_messages
 
@@ -98,6 +99,11 @@ def test_every_kind_of_incident_is_explained() -> None:
     told_of = {IncidentKind.AUDIT_PRUNED, IncidentKind.KEY_CONFIRMED, IncidentKind.KEY_REGISTERED}
     for kind in set(IncidentKind) - told_of:  # those are no bad input
         assert kind in page, kind
+
+
+def test_every_code_of_a_refusal_is_explained() -> None:
+    (found,) = tables(DOCS, "Codes of refusals")
+    assert [row[0] for row in found] == [str(one) for one in RefusalCode]
 
 
 def test_queries_for_an_incident_ask_for_a_kind_that_there_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from relay.base.errors import LedgerError
 from relay.ledger.ledger import FileFacts, Ledger
-from tests.ledger.support import NOW, Look, facts, message_id, record
+from tests.ledger.support import NOW, Look, facts, message_id, record, refusal
 from tests.procs import no_room_above
 
 STATES = ["pending", "processing", "completed", "failed", "archived"]
@@ -24,7 +24,7 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         {"processing": "archived", "completed": "archived"},
     ),
     "fail": (
-        lambda db, one: db.fail([(one, "why")], NOW),
+        lambda db, one: db.fail([(one, refusal("why"))], NOW),
         {"pending": "failed", "processing": "failed"},
     ),
     "postpone": (
@@ -43,7 +43,7 @@ def bring(ledger: Ledger, state: str) -> str:
     (one,) = record(ledger, 1)
     with ledger.transaction():
         if state == "failed":
-            ledger.fail([(one, "before")], NOW)
+            ledger.fail([(one, refusal("before"))], NOW)
         elif state != "pending":
             ledger.claim([one])
         if state in ("completed", "archived"):
@@ -117,7 +117,7 @@ def test_open_rows_are_those_not_at_their_end_in_order_of_discovery(ledger: Ledg
     ledger.claim([two, three, four])
     ledger.complete([three, four], NOW)
     ledger.archive([(four, None)], NOW)
-    ledger.fail([(five, "why")], NOW)
+    ledger.fail([(five, refusal("why"))], NOW)
     assert [(row.message_id, row.status) for (row,) in ledger.open_rows(1)] == [
         *((one, "pending"), (two, "processing"), (three, "completed"))
     ]
@@ -144,8 +144,8 @@ def test_a_failure_counts_and_is_counted_once(ledger: Ledger, look: Look) -> Non
     one, two, three = record(ledger, 1, 2, 3)
     ledger.claim([one, two, three])
     ledger.postpone([(two, "disk full")])
-    ledger.fail([(one, "no such agent"), (two, "no such agent")], NOW + 6)
-    ledger.fail([(one, "no such agent")], NOW + 7)
+    ledger.fail([(one, refusal("no such agent")), (two, refusal("no such agent"))], NOW + 6)
+    ledger.fail([(one, refusal("no such agent"))], NOW + 7)
     ledger.complete([three], NOW + 5)
     columns = "retry_count, processed_at, last_error"
     assert look.all(f"SELECT {columns} FROM messages ORDER BY id") == [
@@ -187,7 +187,7 @@ def test_the_path_of_an_archive_is_noted(ledger: Ledger, look: Look) -> None:
     one, two, three = record(ledger, 1, 2, 3)
     ledger.claim([one, two])
     ledger.complete([one, two], NOW)
-    ledger.fail([(three, "refused")], NOW)
+    ledger.fail([(three, refusal("refused"))], NOW)
     ledger.archive([(one, "archive/2026-01-31/alice/1.msg"), (two, None)], NOW)
     ledger.set_path([(three, "archive/2026-01-31/alice/rejected/1.msg")])
     assert look.all("SELECT status, file_path FROM messages ORDER BY id") == [

@@ -12,9 +12,9 @@ from msgspec.structs import asdict
 
 from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import schema as schema_module
-from relay.ledger.file import open_readonly
+from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
-from relay.ledger.schema import SCHEMA_VERSION, schema_sql
+from relay.ledger.schema import schema_sql
 from tests.ledger.support import Look, facts, record
 
 pytestmark = pytest.mark.shows("ready 1.2")

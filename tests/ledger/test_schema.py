@@ -17,15 +17,16 @@ import pytest
 from relay.base.errors import LedgerError
 from relay.ledger import file as ledger_file
 from relay.ledger.check import check, check_file
+from relay.ledger.file import SCHEMA_VERSION
 from relay.ledger.ledger import Ledger
-from relay.ledger.schema import SCHEMA_VERSION
+from relay.ledger.schema import STEPS
 from tests.disk import failing, killed_at, steps_of
 from tests.ledger.support import Look, record
 
 pytestmark = pytest.mark.shows("ready 5.2")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ledger"
-OLD = [1, 2, 4]  # versions that there were; the steps between two are taken, too
+OLD = list(STEPS)  # versions that are migrated
 
 
 @pytest.fixture(params=OLD)
@@ -82,10 +83,6 @@ def rows(path: str, since: int) -> dict[str, list[tuple[object, ...]]]:
     look, found = Look(path), {}
     for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         names = ", ".join(row[1] for row in old.execute(f"PRAGMA table_info({table})"))
-        if table == "audit_log" and "message_id" in look.one(
-            "SELECT group_concat(name) FROM pragma_table_info('audit_log')"
-        ):
-            names = names.replace("what", "message_id || ifnull(' > ' || recipient, '')")
         found[table] = look.all(f"SELECT {names} FROM {table} ORDER BY 1, 2")
     look.close()
     old.close()
@@ -112,12 +109,28 @@ def test_a_migrated_ledger_is_fresh_with_its_rows(path: str, old: int, tmp_path:
 
 def test_what_a_row_of_before_does_not_say_is_not_known(path: str) -> None:
     ledger = Ledger.open(path)
-    columns = "read_how, answer_id, answer_text, obligation, reminders"
-    assert ledger._db.execute(f"SELECT {columns} FROM deliveries").fetchall() == [
-        (None, None, None, None, 0)
-    ]
-    assert ledger.agents.mailboxes() == {}
+    codes = ledger._db.execute("SELECT DISTINCT last_error_code FROM messages").fetchall()
+    discards = ledger._db.execute("SELECT discarded_at FROM deliveries").fetchall()
+    assert codes == discards == [(None,)]
     ledger.close()
+
+
+def test_every_version_from_the_oldest_on_has_a_step() -> None:
+    assert list(STEPS) == list(range(ledger_file.OLDEST_VERSION, SCHEMA_VERSION))
+
+
+@pytest.mark.parametrize("old", [4], indirect=True)
+def test_a_ledger_of_a_preview_is_one_line_and_left_as_it_is(tmp_path: Path, old: int) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger.open(str(path)).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {old}")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="of a preview of agent-relay: its schema is 4") as told:
+        Ledger.open(str(path))
+    assert told.value.hint.startswith("`relay ledger rebuild` makes it from the journal")
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["ledger.db"]
+    assert told_by_check(str(path)) == ["schema 4, of a preview of agent-relay"]
 
 
 def test_it_is_copied_first_whole_once_and_for_its_owner_alone(path: str, old: int) -> None:
@@ -192,6 +205,12 @@ def test_a_failed_step_is_undone(path: str, old: int, monkeypatch: pytest.Monkey
         Ledger.open(path)
     assert version(path) == old
     assert ledger_file.verify(f"{path}.v{old}.bak").version == old
+
+
+def told_by_check(path: str) -> list[str]:
+    """What a check of the file finds."""
+    errors, _ = check_file(path)
+    return [one.found for one in errors]
 
 
 DELIVERY = "INSERT INTO deliveries (message_id, recipient, state{0}) VALUES ('{2}', 'bob', {1})"

@@ -1,43 +1,16 @@
-"""All jobs, by name. A new one is a module here and a line below."""
+"""All jobs, by name. A new one is an SQL file here and a line in ``sql_jobs.py``."""
 
 from __future__ import annotations
 
-from relay.audit.jobs import (
-    acks,
-    agents,
-    capacity,
-    dead_letters,
-    duplicates,
-    integrity,
-    latency,
-    ordering,
-    reconcile,
-    security,
-    threads,
-    traffic,
-)
+from relay.audit.jobs import capacity
 from relay.audit.jobs.job import AuditJob
+from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.base.errors import InvalidName
 from relay.base.text import did_you_mean
 
 __all__ = ["JOBS", "AuditJob", "select"]
 
-# In the order of a report: losses, then the course of deliveries, then agents, then files.
-_EVERY = (
-    reconcile.JOB,
-    duplicates.JOB,
-    dead_letters.JOB,
-    acks.JOB,
-    ordering.JOB,
-    latency.JOB,
-    traffic.JOB,
-    threads.JOB,
-    agents.JOB,
-    security.JOB,
-    integrity.JOB,
-    capacity.JOB,
-)
-JOBS: dict[str, AuditJob] = {job.name: job for job in _EVERY}
+JOBS: dict[str, AuditJob] = {job.name: job for job in (*SQL_JOBS, capacity.JOB)}
 
 
 def select(names: tuple[str, ...]) -> list[AuditJob]:

@@ -5,19 +5,16 @@ and today are none, so that nothing is foreseen of a home of some hours. The led
 `store/archive` and the journal (unless config.json bounds it) grow without end; archive, inboxes
 and attachments up to the limits of retention. The disk is full at the relay's floor, where it
 accepts nothing more. Writes of other programs are not foreseen.
-
-| class | means | found |
-|---|---|---|
-| below_floor | less is free than `disk.floor_mib` asks for: nothing is taken in | error |
-| full_soon | at this rate, and with retention, full within 30 days | warning |
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from datetime import date, timedelta
+from typing import NamedTuple
 
 from relay.audit.disk_usage import (
     ARCHIVE_PART,
@@ -28,148 +25,185 @@ from relay.audit.disk_usage import (
     STORE_PART,
     HomeUsage,
 )
+from relay.audit.header import job_header
 from relay.audit.inputs import Inputs
+from relay.audit.jobs import statements
 from relay.audit.jobs.job import (
     ASCENDING,
+    DAY_S,
     DESCENDING,
-    ERROR,
-    WARNING,
     AuditJob,
     Rows,
     Tables,
     Written,
     first_rows,
-    make_findings,
 )
-from relay.audit.schemas import conform, results
+from relay.audit.schemas import results
+from relay.base.clock import NS_PER_S
+from relay.ledger.file import connect_readonly
 
 NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
 GROWTH_DAYS = 7  # a week has working days and others
-SOON_DAYS = 30  # time to order a disk
 HORIZON_DAYS = 3650  # ten years: the disk will be another one
 DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
+_SENT = (
+    f"SELECT discovered_at / {DAY_S * NS_PER_S} AS day, count(*), sum(file_size) FROM messages"
+    " WHERE discovered_at >= 0 GROUP BY day"
+)
+_EPOCH = date(1970, 1, 1)
+
+
+class Sent(NamedTuple):
+    """The messages of a day."""
+
+    messages: int = 0
+    n_bytes: int = 0
+
+
+class Day(NamedTuple):
+    """Bytes of a day on the disk: a row of results.CAPACITY without its total."""
+
+    day: date
+    messages: int
+    message_bytes: int
+    ledger: int
+    journal: int
+    store: int
+    archive: int
+    inbox: int
+    attachment: int
+
+
+class Part(NamedTuple):
+    """A part of the home: a row of results.CAPACITY_PART."""
+
+    part: str
+    files: int
+    n_bytes: int
+    rate: float | None  # bytes a day
+    limit: int | None  # bytes
 
 
 def make(inputs: Inputs) -> Tables:
     """Make one row a day, one a part, and one forecast."""
-    sizes = inputs.disk_usage
-    messages = inputs.ledger("messages", "file_size", "discovered_at")
-    measured = inputs.local_table(sizes.measured, results.MEASURED)
-    limits = inputs.local_table(sizes.limits, results.RETENTION_LIMIT)
-    packs = inputs.local_table(sizes.packs, results.PACK)
-    days = inputs.cached("capacity days", lambda: by_day(messages, measured))
-    parts = inputs.cached("capacity parts", lambda: by_part(days, measured, limits, sizes))
-    return {NAME: days, PARTS: parts, FORECAST: forecast(parts, days, packs, sizes)}
+    found = rows(inputs.snapshot.ledger.path, inputs.disk_usage)
+    return {name: inputs.local_table(found[name], schema) for name, schema in JOB.tables.items()}
 
 
-def by_day(messages: DataFrame, measured: DataFrame) -> DataFrame:
-    """Sum the bytes of each day on the disk: results.CAPACITY.
+def rows(ledger: str, sizes: HomeUsage) -> Mapping[str, list[tuple[object, ...]]]:
+    """Make the rows of each table. Errors: LedgerError when the snapshot cannot be read."""
+    days = by_day(_sent(ledger), sizes)
+    parts = by_part(days, sizes)
+    every: list[tuple[object, ...]] = [(*day, sum(day[3:])) for day in days.values()]
+    return {NAME: every, PARTS: [*parts], FORECAST: [forecast(parts, days, sizes)]}
+
+
+def _sent(ledger: str) -> dict[date, Sent]:
+    with contextlib.closing(connect_readonly(ledger)) as db:
+        found = db.execute(_SENT).fetchall()
+    return {_EPOCH + timedelta(days=day): Sent(*sums) for day, *sums in found}
+
+
+def by_day(sent: Mapping[date, Sent], sizes: HomeUsage) -> dict[date, Day]:
+    """Sum the bytes of each day on the disk, in order.
 
     The ledger's file is shared out by messages: a row is as long as any other.
     """
-    # So few rows that one task has them all: what follows needs no exchange.
-    by_date = messages.groupBy(F.to_date("discovered_at").alias("day"))
-    sent = by_date.agg(
-        F.count("*").alias("messages"), F.sum("file_size").alias("message_bytes")
-    ).coalesce(1)
-    kept = (
-        measured.where(F.col("day").isNotNull())
-        .groupBy("day")
-        .agg(*[_of_part(part, "bytes").alias(f"{part}_bytes") for part in DAILY_PARTS])
-    )
-    ledger = measured.agg(_of_part(LEDGER_PART, "bytes").alias("ledger"))
-    filled = sent.join(kept, on="day", how="full_outer").fillna(0).crossJoin(F.broadcast(ledger))
-    every = Window.partitionBy(F.lit(0))
-    filled = filled.withColumn("all_messages", F.sum("messages").over(every))
-    share = F.col("messages") / F.greatest("all_messages", F.lit(1))
-    names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
-    shared = filled.withColumn(
-        "ledger_bytes", F.round(F.coalesce(F.col("ledger") * share, F.lit(0)))
-    )
-    total = shared.withColumn("total_bytes", sum((F.col(name) for name in names), F.lit(0)))
-    return conform(total, results.CAPACITY)
+    kept = Counter[tuple[str, date]]()
+    ledger = 0
+    for one in sizes.measured:
+        if one.day is not None:
+            kept[one.part, one.day] += one.n_bytes
+        if one.part == LEDGER_PART:
+            ledger += one.n_bytes
+    total = max(sum(day.messages for day in sent.values()), 1)
+    return {
+        day: Day(
+            day,
+            *sent.get(day, Sent()),
+            math.floor(ledger * sent.get(day, Sent()).messages / total + 0.5),
+            *[kept[part, day] for part in DAILY_PARTS],
+        )
+        for day in sorted(sent.keys() | {day for _, day in kept})
+    }
 
 
-def by_part(days: DataFrame, measured: DataFrame, limits: DataFrame, sizes: HomeUsage) -> DataFrame:
-    """Measure the size, growth and limit of each part of the home.
-
-    results.CAPACITY_PART.
-    """
-    now = measured.groupBy("part").agg(F.sum("files").alias("files"), F.sum("bytes").alias("bytes"))
-    names = [f"{part}_bytes" for part in (LEDGER_PART, *DAILY_PARTS)]
-    window = days.crossJoin(F.broadcast(_window(days, sizes)))
-    inside = window.where((F.col("day") >= F.col("begin")) & (F.col("day") <= F.col("end")))
-    grown = inside.agg(*[F.sum(name).alias(name) for name in names], F.first("n_days").alias("n"))
-    part = F.regexp_replace("name", "_bytes$", "").alias("part")
-    rates = grown.unpivot(["n"], names, "name", "grown").select(
-        part, (F.col("grown") / F.col("n")).alias("bytes_per_day")
-    )
-    joined = now.join(rates, on="part", how="left").join(limits, on="part", how="left")
-    # Without a whole day nothing is known; parts that do not grow with the days have no rate.
-    joined = joined.crossJoin(grown.select("n"))
-    rate = F.when(F.col("n").isNotNull(), F.coalesce("bytes_per_day", F.lit(0.0)))
-    by_age = F.col("limit_days") * rate
-    return conform(
-        joined.select(
-            "part",
-            "files",
-            "bytes",
-            rate.alias("bytes_per_day"),
-            F.least("limit_bytes", F.ceil(by_age)).alias("limit_bytes"),
-        ),
-        results.CAPACITY_PART,
-    )
+def by_part(days: Mapping[date, Day], sizes: HomeUsage) -> list[Part]:
+    """Measure the size, growth and limit of each part of the home."""
+    files, n_bytes = Counter[str](), Counter[str]()
+    for one in sizes.measured:
+        files[one.part] += one.files
+        n_bytes[one.part] += one.n_bytes
+    limits = {limit.part: limit for limit in sizes.limits}
+    rates = _rates(days, sizes.until)
+    parts = []
+    for part in sorted(files):
+        # Without a whole day nothing is known; parts that do not grow with the days have no rate.
+        rate = None if rates is None else rates.get(part, 0.0)
+        most = []
+        if (limit := limits.get(part)) is not None:
+            if limit.n_bytes is not None:
+                most.append(limit.n_bytes)
+            if limit.days is not None and rate is not None:
+                most.append(math.ceil(limit.days * rate))
+        parts.append(Part(part, files[part], n_bytes[part], rate, min(most, default=None)))
+    return parts
 
 
-def _window(days: DataFrame, sizes: HomeUsage) -> DataFrame:
-    """Choose the days that growth is reckoned by: begin, end and number, one row; or none.
+def _rates(days: Mapping[date, Day], until: date) -> dict[str, float] | None:
+    """Bytes a day of each part, over the whole days; None if there is none.
 
     Days without anything count as days. The first one and the last are not whole.
     """
-    end = F.lit(sizes.until - timedelta(days=1))
-    first = days.where(F.col("messages") > 0).agg(F.min("day").alias("first"))
-    begin = F.greatest(F.date_add("first", 1), F.date_sub(end, GROWTH_DAYS - 1))
-    whole = first.select(begin.alias("begin"), end.alias("end")).where(F.col("begin") <= end)
-    return whole.withColumn("n_days", F.datediff("end", "begin") + 1)
-
-
-def forecast(parts: DataFrame, days: DataFrame, packs: DataFrame, sizes: HomeUsage) -> DataFrame:
-    """Forecast the full disk, and sum the tiers' savings, one row: results.CAPACITY_FORECAST."""
-    home = parts.agg(
-        F.sum("bytes").alias("home_bytes"), F.sum("bytes_per_day").alias("bytes_per_day")
-    )
-    ahead = parts.select("*", F.explode(F.sequence(F.lit(1), F.lit(HORIZON_DAYS))).alias("in_days"))
-    grown = F.col("bytes") + F.col("bytes_per_day") * F.col("in_days")
-    # Everything that is there may be young: retention is not expected to remove it.
-    most = F.when(F.col("limit_bytes").isNotNull(), F.greatest("limit_bytes", "bytes"))
-    kept = F.least(grown, most)
-    room = max(sizes.free_bytes - sizes.floor_bytes, 0)
-    by_day = ahead.groupBy("in_days").agg(
-        F.sum(grown - F.col("bytes")).alias("grown"),
-        F.sum(kept - F.col("bytes")).alias("kept"),
-    )
-    full = by_day.agg(
-        _first_day(F.col("grown") > room).alias("full_in_days"),
-        _first_day(F.col("kept") > room).alias("full_in_days_kept"),
-    )
-    packed = packs.join(days.select("day", "message_bytes"), on="day", how="left").agg(
-        F.coalesce(F.sum("message_bytes"), F.lit(0)).alias("packed_raw_bytes"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("packed_bytes"),
-    )
-    known = {
-        "disk_bytes": sizes.disk_bytes,
-        "free_bytes": sizes.free_bytes,
-        "floor_bytes": sizes.floor_bytes,
-        "warm_raw_bytes": sizes.tiers.warm_raw,
-        "warm_bytes": sizes.tiers.warm,
-        "evicted_bytes": sizes.tiers.evicted,
+    with_messages = [day.day for day in days.values() if day.messages]
+    if not with_messages:
+        return None
+    end = until - timedelta(days=1)
+    begin = max(min(with_messages) + timedelta(days=1), end - timedelta(days=GROWTH_DAYS - 1))
+    inside = [day for day in days.values() if begin <= day.day <= end]
+    if not inside:
+        return None
+    n_days = (end - begin).days + 1
+    return {
+        part: sum(getattr(day, part) for day in inside) / n_days
+        for part in (LEDGER_PART, *DAILY_PARTS)
     }
-    row = home.crossJoin(full).crossJoin(packed).fillna(0, ["home_bytes"])
-    return conform(
-        row.withColumns({name: F.lit(value) for name, value in known.items()}),
-        results.CAPACITY_FORECAST,
+
+
+def forecast(parts: list[Part], days: Mapping[date, Day], sizes: HomeUsage) -> tuple[object, ...]:
+    """Forecast the full disk, and sum the tiers' savings: results.CAPACITY_FORECAST."""
+    rates = [part.rate for part in parts if part.rate is not None]
+    packed = [days[day].message_bytes for day, _ in sizes.packs if day in days]
+    return (
+        sizes.disk_bytes,
+        sizes.free_bytes,
+        sizes.floor_bytes,
+        sum(part.n_bytes for part in parts),
+        sum(rates) if rates else None,
+        _full_in_days(parts, sizes, kept=False),
+        _full_in_days(parts, sizes, kept=True),
+        *sizes.tiers,
+        sum(packed),
+        sum(n_bytes for _, n_bytes in sizes.packs),
     )
+
+
+def _full_in_days(parts: list[Part], sizes: HomeUsage, *, kept: bool) -> int | None:
+    """Days until the parts have grown by more than there is room; ``kept``: with retention."""
+    room = max(sizes.free_bytes - sizes.floor_bytes, 0)
+
+    def growth(part: Part, in_days: int) -> float:
+        grown = (part.rate or 0) * in_days
+        if not kept or part.limit is None:
+            return grown
+        # Everything that is there may be young: retention is not expected to remove it.
+        return min(grown, max(part.limit - part.n_bytes, 0))
+
+    for in_days in range(1, HORIZON_DAYS + 1):
+        if sum(growth(part, in_days) for part in parts) > room:
+            return in_days
+    return None
 
 
 def counts(tables: Written) -> dict[str, int]:
@@ -179,43 +213,14 @@ def counts(tables: Written) -> dict[str, int]:
     return {name: round(value) for name, value in row.items() if value is not None}
 
 
-def findings(tables: Tables, observed_at: datetime) -> DataFrame:
-    """Find a disk that is full, or soon will be: results.FINDING."""
-    row = tables[FORECAST]
-    is_below = F.col("free_bytes") < F.col("floor_bytes")
-    below = make_findings(
-        row.where(is_below),
-        f"{NAME}.below_floor",
-        ERROR,
-        observed_at,
-        detail=("free_bytes", "floor_bytes", "disk_bytes", "home_bytes"),
-    )
-    soon = make_findings(
-        row.where(~is_below & (F.col("full_in_days_kept") <= SOON_DAYS)),
-        f"{NAME}.full_soon",
-        WARNING,
-        observed_at,
-        detail=("full_in_days_kept", "free_bytes", "floor_bytes", "bytes_per_day"),
-    )
-    return below.unionByName(soon)
-
-
 def shown(tables: Written) -> Rows:
     """Choose the parts to print, largest first."""
     return first_rows(tables[PARTS], {"bytes": DESCENDING, "part": ASCENDING})
 
 
-def _of_part(part: str, column: str) -> Column:
-    return F.coalesce(F.sum(F.when(F.col("part") == part, F.col(column))), F.lit(0))
-
-
-def _first_day(is_full: Column) -> Column:
-    return F.min(F.when(is_full, F.col("in_days")))
-
-
 JOB = AuditJob(
     name=NAME,
-    description="growth a day, when the disk is full, what the tiers save",
+    header=job_header(NAME),
     tables={
         NAME: results.CAPACITY,
         PARTS: results.CAPACITY_PART,
@@ -223,7 +228,6 @@ JOB = AuditJob(
     },
     make=make,
     counts=counts,
-    findings=findings,
-    checks=("below_floor", "full_soon"),
+    findings=statements.findings(NAME),
     shown=shown,
 )

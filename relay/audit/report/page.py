@@ -52,6 +52,7 @@ LARGEST_BY = {
     "traffic_hours": "messages",
 }
 SEVERITIES = ("error", "warning")
+SHOWN_LOST = 20  # lines of what could not be read
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,8 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     state = "failed" if job.error is not None else "ok"
     if state == "ok" and job.errors + job.warnings:
         state = "error" if job.errors else "warning"
+    elif state == "ok" and job.is_partial:
+        state = "warning"
     tables = [name for name in job.tables if name in there]
     counts = []
     for name, count in job.counts.items():
@@ -262,7 +265,7 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     known = JOBS.get(job.name)
     return JobVerdict(
         job.name,
-        known.description if known else job.description,
+        known.header.title if known else job.description,
         state,
         job.outcome if state != "ok" else "OK",
         job.hint,
@@ -344,7 +347,7 @@ def _owner(table: str, report: Report) -> str:
 
 def _description(table: str, report: Report) -> str:
     job = JOBS.get(_owner(table, report))
-    return job.description if job is not None and job.name == table else ""
+    return job.header.title if job is not None and job.name == table else ""
 
 
 def _cell(value: Any, name: str = "") -> Cell:
@@ -373,6 +376,7 @@ def make_page(report: Report, folder: str, previous: Previous | None = None) -> 
         snapshot=report.snapshot_at.replace("T", " "),
         checks=found,
         first=first_thing(report, found),
+        shown_lost=SHOWN_LOST,
         verdicts=verdicts(report, tables, classes),
         charts=charts(tables),
         tables=shown,
@@ -388,6 +392,8 @@ def first_thing(report: Report, found: Sequence[Check]) -> tuple[str, str]:
         return urgent[0].sentence, urgent[0].command
     if failed:
         return f"{failed[0].name} could not run", "relay doctor"
+    if report.lost:
+        return _lost(report), "relay check"
     return "", ""
 
 
@@ -415,17 +421,22 @@ def _rank(check: str) -> int:
 def headline(report: Report) -> str:
     """Summarise the run in one sentence."""
     failed = [job.name for job in report.jobs.values() if job.error is not None]
-    parts = []
+    parts = [_lost(report)] if report.lost else []
     if report.findings:
         errors = sum(job.errors for job in report.jobs.values())
         found = with_noun(report.findings, "finding")
         parts.append(f"{found}: {with_noun(errors, 'error')}, {_warnings(report, errors)}")
     elif not failed:
-        parts.append("Nothing is wrong")
+        parts.append("nothing is wrong in the rest" if report.lost else "nothing is wrong")
     if failed:
         parts.append(f"could not run: {', '.join(failed)}")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
+
+
+def _lost(report: Report) -> str:
+    parts = with_noun(len(report.lost), "part")
+    return f"{parts} of store and journal could not be read"
 
 
 def _warnings(report: Report, errors: int) -> str:
@@ -434,7 +445,7 @@ def _warnings(report: Report, errors: int) -> str:
 
 def _state(report: Report) -> str:
     jobs = report.jobs.values()
-    if any(job.error is not None for job in jobs):
+    if report.lost or any(job.error is not None for job in jobs):
         return "failed"
     if any(job.errors for job in jobs):
         return "error"

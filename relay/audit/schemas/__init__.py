@@ -1,6 +1,6 @@
 """Schemas of the Spark formats and of the tables that the jobs write, and their column types.
 
-    formats.py   the formats `acomm`, `aof2`, `relay_ledger`, `relay_originals`, `relay_files`
+    formats.py   the formats `acomm`, `aof2`, `relay_ledger`; originals and files
     results.py   findings, counts and the tables of the jobs
 
 Times are UTC with microseconds, or have their unit in the name. Enums are stored by name. Ids,
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -54,6 +56,14 @@ def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
         if name not in known:
             raise RelayError(f"unknown column {name} of {what}: expected one of {', '.join(known)}")
     return StructType([known[name] for name in wanted])
+
+
+def arrow_table(rows: Iterable[tuple[object, ...]], schema: StructType) -> pa.Table:
+    """Make a table of rows; times in microseconds, or with a time zone."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(values, f.type) for values, f in zip(columns, arrow, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=arrow)
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:

@@ -440,27 +440,33 @@ CAPACITY_FORECAST = StructType(
     ]
 )
 
-# Measured by the driver, as tables for the job: relay/audit/disk_usage.py.
-MEASURED = StructType(
-    [
-        always("part", TEXT, "of the home"),
-        maybe("day", DAY, "that it is of; NULL: it does not grow with the days"),
-        always("files", NUMBER, "how many"),
-        always("bytes", NUMBER, "on the disk"),
-    ]
-)
-
-RETENTION_LIMIT = StructType(
-    [
-        always("part", TEXT, "of the home"),
-        maybe("limit_days", NUMBER, "kept so long"),
-        maybe("limit_bytes", NUMBER, "kept so much"),
-    ]
-)
-
-PACK = StructType(
-    [
-        always("day", DAY, "of the archive"),
-        always("bytes", NUMBER, "of its pack, on the disk"),
-    ]
-)
+TABLES: dict[str, dict[str, StructType]] = {
+    "acks": {"acks": ACKS, "acks_owed": OWED},
+    "agents": {"agents": AGENT_LIFE, "agents_spawns": AGENT_SPAWN},
+    "dead_letters": {"dead_letters": DEAD_LETTER, "dead_letters_reasons": DEAD_REASON},
+    "duplicates": {"duplicates": DUPLICATE},
+    "integrity": {"integrity": VERIFIED, "integrity_days": INTEGRITY_DAY},
+    "latency": {
+        "latency": LATENCY,
+        "latency_routes": LATENCY_ROUTES,
+        "latency_slowest": LATENCY_SLOWEST,
+    },
+    "ordering": {"ordering": ORDERED, "ordering_clock": CLOCK},
+    "reconcile": {
+        "reconcile": RECONCILED,
+        "reconcile_deliveries": RECONCILED_DELIVERY,
+        "reconcile_journal": RECONCILED_JOURNAL,
+    },
+    "security": {"security": SECURITY},
+    "threads": {
+        "threads": THREAD,
+        "threads_queries": THREAD_QUERY,
+        "threads_runaways": THREAD_RUNAWAY,
+    },
+    "traffic": {
+        "traffic": TRAFFIC,
+        "traffic_agents": TRAFFIC_AGENTS,
+        "traffic_hours": TRAFFIC_HOURS,
+        "traffic_bursts": TRAFFIC_BURSTS,
+    },
+}

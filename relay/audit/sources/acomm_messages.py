@@ -65,8 +65,8 @@ class MessageTable:
         section: str,
         source: Columns,
         sealed: bool,
-        contents: Callable[[MessageTable, Sequence[int]], Sequence[bytes]],
-        signatures: Callable[[MessageTable, Sequence[int]], Sequence[bytes | None]],
+        contents: Callable[[MessageTable, range], Sequence[bytes]],
+        signatures: Callable[[MessageTable, range], Sequence[bytes | None]],
     ) -> None:
         self.count = source.count
         self._source = source
@@ -91,15 +91,7 @@ class MessageTable:
             self._arrays[name] = array
         return self._arrays[name]
 
-    def distinct(self, name: str) -> pa.Array | None:
-        """Return the distinct values of a column, where they are known without the rows."""
-        if name == "sender":
-            return self._sender_texts[0]
-        if name == "channel":
-            return pa.array(self._channels[1], pa.string())
-        return None
-
-    def from_records(self, names: Sequence[str], numbers: Sequence[int]) -> dict[str, pa.Array]:
+    def from_records(self, names: Sequence[str], numbers: range) -> dict[str, pa.Array]:
         """Return columns of FROM_RECORDS, of the messages with these numbers."""
         found: dict[str, pa.Array] = {}
         if "content" in names or ("checksum" in names and not self._sealed):

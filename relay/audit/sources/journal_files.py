@@ -21,6 +21,7 @@ import pyarrow as pa
 from relay.audit.sources.journal_columns import GAP, SEALED, Marker, RecordRows, decoder, to_batch
 from relay.audit.temp_folders import temporary_folder
 from relay.base import crypto
+from relay.base.clock import NS_PER_MS, Clock
 from relay.base.config import read_file
 from relay.base.discovery import CONFIG
 from relay.base.errors import (
@@ -234,8 +235,11 @@ def _written(
             raise why
         if why is not None:  # up to the last good record, and not into the zeros behind it
             span = (base, end, base + source.size() - FIRST_RECORD)
-            for record in read_records(source, *span, lambda *_: None):
-                end = record.end
+            behind = [record.end for record in read_records(source, *span, lambda *_: None)]
+            if behind:  # who reads up to there finds the gap
+                end = behind[-1]
+            else:
+                damage.append(JournalDamage(folder, number, end, None, str(why)))
         return _segment(folder, number, base, at, end, header.creation_ts_ms)
     except FormatError as exc:
         if strict:
@@ -363,6 +367,7 @@ class ReadSettings(NamedTuple):
     objects: Mapping[str, str]  # by stream
     key_file: str | None
     permissive: bool
+    is_followed: bool = False  # what is away or sealed now is an error: it may be there later
 
 
 def read_segment(
@@ -384,6 +389,16 @@ def read_segment(
             yield to_batch(rows, schema)
             rows = RecordRows(segment.folder, segment.segment_id)
     if len(rows):
+        yield to_batch(rows, schema)
+
+
+def gap_rows(damage: Iterable[JournalDamage], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Make a row ``Gap``, as of now, of each part of a stream that a plan could not read."""
+    now_ms = Clock().now_ns() // NS_PER_MS
+    for one in damage:
+        rows = RecordRows(one.folder, one.segment_id or 0)
+        at = one.offset or 0
+        rows.add(at, one.end or at, now_ms, Marker(GAP, one.reason))
         yield to_batch(rows, schema)
 
 
@@ -409,7 +424,8 @@ class _PartReader:
         except OSError as exc:
             raise RelayError(f"{exc.filename or segment.folder}: {exc.strerror}") from exc
         except (FormatError, JournalError) as exc:
-            if not self._settings.permissive:
+            is_away = self._settings.is_followed and isinstance(exc, JournalError)
+            if is_away or not self._settings.permissive:
                 raise
             self._lost(at, segment.end, exc)
         yield from self._gaps
@@ -430,7 +446,7 @@ class _PartReader:
                 try:
                     frame = Marker(GAP, LOST) if flags & _GAP else decode(payload, offset)
                 except SealedStore:
-                    if not permissive:
+                    if not permissive or self._settings.is_followed:
                         raise
                     frame = Marker(SEALED)
                 except FormatError as exc:

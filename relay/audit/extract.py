@@ -1,0 +1,438 @@
+"""Extraction: the files of a home become rows of a lake, without Spark.
+
+First everything is frozen, in the order of snapshot.py. A source is read once: one pass gives its
+rows and its verdict. Archives, packs and sealed segments do not change, and what the lake has of
+one with the same identity is not read again; nor is anything else whose files are as they were.
+The ledger is read whole, and each month of it whose rows are as they were has the same file. The
+live store is read by each extract. The manifest is written last, then what it does not name is
+removed.
+
+A damaged source is a row of `files` with its problems, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relay.audit import lake_columns
+from relay.audit.disk_usage import measure
+from relay.audit.lake import (
+    Lake,
+    LakeFile,
+    LakeManifest,
+    LakePart,
+    default_name,
+    folder_of,
+    home_id,
+    manifest_path,
+    open_lake,
+    read_manifest,
+    version,
+    write_empty,
+    write_rows,
+)
+from relay.audit.lake_sources import HomeSource, sources_of
+from relay.audit.snapshot import HomeSnapshot, snapshot_home
+from relay.audit.sources import home_files, ledger_rows, originals, store_files
+from relay.audit.sources.home_files import FileUnit, VerifiedFile
+from relay.audit.sources.journal_files import ReadSettings
+from relay.audit.sources.journal_rows import read_part
+from relay.audit.sources.originals import Original
+from relay.audit.temp_folders import temporary_folder
+from relay.base.clock import Clock
+from relay.base.config import read_file
+from relay.base.discovery import CONFIG
+from relay.base.errors import RelayError
+from relay.base.home import LEDGER
+from relay.base.text import format_size
+
+PROCESSES = 2
+UNREAD = "records"  # in the place of a kind: records of a segment that could not be read
+ALONE_BYTES = 4 << 20  # a source of so many has a part of its own
+PART_BYTES = 64 << 20  # of a part with several sources
+FEW_BYTES = 16 << 20  # a second process takes as long to start as to read these
+BATCH_ROWS = 5_000
+# Kinds whose faults lose rows.
+_VERIFIED = ("store", "archive", "journal", "segment", "object", "pack", UNREAD)
+_US_PER_NS = 1000
+
+
+class PartTask(NamedTuple):
+    """A part to be read, by whatever process."""
+
+    lake: str
+    home_id: str
+    home: str
+    settings: ReadSettings
+    sources: list[HomeSource]
+    at_ns: int
+
+
+class Extracted(msgspec.Struct):
+    """The outcome of an extract."""
+
+    home: str
+    sources: int  # that the home has
+    read: int  # of them; the others were in the lake
+    rows: int  # in the lake
+    bytes: int  # of its files
+    problems: list[str]  # of what could not be read, a line each
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} rows in the lake, {format_size(self.bytes)}"
+        return f"{self.home}: read {self.read:,} of {self.sources:,} sources; {rows}"
+
+
+def homes_in(text: str) -> list[str]:
+    """List the homes that a glob matches, or a file names, one a line. Errors: RelayError."""
+    if os.path.isfile(text):
+        try:
+            with open(text, encoding="utf-8") as file:
+                lines = [line.strip() for line in file]
+        except UnicodeDecodeError as exc:
+            raise RelayError(f"{text}: expected UTF-8 text, a home a line ({exc})") from exc
+        found = [line for line in lines if line and not line.startswith("#")]
+    else:
+        found = sorted(path for path in glob.glob(text) if os.path.isdir(path))
+    if not found:
+        raise RelayError(f"{text}: no homes", hint="--homes expects a file, one a line, or a glob")
+    return found
+
+
+def extract(
+    home: str, url: str, clock: Clock, *, name: str = "", strict: bool = False
+) -> Extracted:
+    """Bring a home's rows in the lake up to date; ``name``: of a copy, else by its path.
+
+    Errors: RelayError for a home or ledger that cannot be read, a lake that cannot be written, and
+    when ``strict`` for the first source that is damaged: then the lake is what it was.
+    """
+    home = os.path.abspath(home)
+    name = name or default_name(home)
+    lake, ident = open_lake(url), home_id(name)
+    with lake.locked(ident), temporary_folder("extract") as folder:
+        return update(lake, name, snapshot_home(home, folder, clock), strict=strict)[1]
+
+
+def update(
+    lake: Lake, name: str, snapshot: HomeSnapshot, *, strict: bool = False
+) -> tuple[LakeManifest, Extracted]:
+    """Bring the rows of a home up to date with a snapshot of it. Errors: as ``extract``."""
+    ident = home_id(name)
+    known = read_manifest(lake, ident)
+    there = {
+        path: size
+        for table in lake_columns.TABLES
+        for path, size in lake.sizes(folder_of(table, ident)).items()
+    }
+    sources = list(sources_of(snapshot))
+    kept = list(_kept(known, sources, there)) if known is not None else []
+    in_lake = {path for part in kept for path in part.sources}
+    fresh = [one for one in sources if one.path not in in_lake]
+    journal = snapshot.journal
+    streams = dict.fromkeys(journal.until, journal.objects)
+    settings = ReadSettings(streams, journal.key_file or None, True)
+    at_ns = snapshot.ledger.taken_ns
+    tasks = [
+        PartTask(lake.url, ident, snapshot.home, settings, group, at_ns) for group in _groups(fresh)
+    ]
+    ledger = _ledger(lake, ident, snapshot)
+    facts = _facts(lake, ident, name, snapshot)
+    parts = []
+    for part in chain(kept, _read_all(tasks), [ledger, facts]):
+        if strict and part.problems:
+            raise RelayError(part.problems[0], hint="without --strict the rest is read")
+        parts.append(part)
+    filled = {file.table for part in parts for file in part.files}
+    empty = [table for table in lake_columns.TABLES if table not in filled]
+    parts.append(LakePart("none", {}, write_empty(lake, ident, empty)))
+    made = LakeManifest(version(), name, at_ns, parts)
+    lake.write(manifest_path(ident), msgspec.json.format(msgspec.json.encode(made)))
+    files = list(made.files())
+    for path in there.keys() - {file.path for file in files}:
+        lake.remove(path)
+    problems = [line for part in parts for line in part.problems]
+    rows, size = sum(one.rows for one in files), sum(one.size for one in files)
+    return made, Extracted(name, len(sources), len(fresh), rows, size, problems)
+
+
+def _kept(
+    known: LakeManifest, sources: Iterable[HomeSource], there: Mapping[str, int]
+) -> Iterator[LakePart]:
+    """The parts that are still as they were: their sources, and their files in the lake."""
+    if known.version != version():
+        return
+    present = {one.path: one.identity for one in sources if one.identity}
+    for part in known.parts:
+        is_same = all(present.get(path) == its for path, its in part.sources.items())
+        is_whole = not (part.problems or part.lost)  # what was away, or had no key, may be there
+        if (
+            part.sources
+            and is_whole
+            and is_same
+            and all(there.get(one.path) == one.size for one in part.files)
+        ):
+            yield part
+
+
+def _groups(sources: Sequence[HomeSource]) -> Iterator[list[HomeSource]]:
+    """Divide the sources into parts: small ones of a kind and month share one."""
+    shared: dict[tuple[str, str], list[HomeSource]] = defaultdict(list)
+    for one in sources:
+        if one.size >= ALONE_BYTES or not one.month:
+            yield [one]
+        else:
+            shared[one.kind, one.month].append(one)
+    for group in shared.values():
+        room = PART_BYTES
+        part: list[HomeSource] = []
+        for one in group:
+            if part and one.size > room:
+                yield part
+                room, part = PART_BYTES, []
+            part.append(one)
+            room -= one.size
+        yield part
+
+
+def _read_all(tasks: Sequence[PartTask]) -> Iterator[LakePart]:
+    """Read the parts, the largest first; in two processes where there is much."""
+    ordered = sorted(tasks, key=lambda task: -sum(one.size for one in task.sources))
+    if sum(one.size for task in tasks for one in task.sources) < FEW_BYTES:
+        yield from map(read_task, ordered)
+        return
+    try:
+        with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+            for part in pool.map(_read_or_explain, ordered):
+                if not isinstance(part, LakePart):
+                    raise RelayError(part[0], hint=part[1])
+                yield part
+    except BrokenProcessPool as exc:
+        raise RelayError("a process of the extract ended; the lake is as it was") from exc
+
+
+def _read_or_explain(task: PartTask) -> LakePart | tuple[str, str]:
+    """Read a part; an error as text, since not every error comes from a process to another."""
+    try:
+        return read_task(task)
+    except RelayError as exc:
+        return str(exc), exc.hint
+
+
+def read_task(task: PartTask) -> LakePart:
+    """Read the sources of a part, and write their rows and verdicts into the lake."""
+    tables: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+    verdicts: list[VerifiedFile] = []
+    lost: list[str] = []
+    for source in task.sources:
+        found, rows, missing = _READERS[source.kind](task, source)
+        verdicts += found
+        lost += missing
+        for table, batches in rows.items():
+            tables[table] += batches
+    tables["files"] = [_verdicts(verdicts, task.at_ns)]
+    first = task.sources[0]
+    label = "-".join(filter(None, (first.kind, first.month)))
+    lake = open_lake(task.lake)
+    files = [
+        file
+        for table, batches in tables.items()
+        for file in write_rows(lake, task.home_id, label, table, batches)
+    ]
+    problems = [
+        line if line.startswith(one.path) else f"{one.path}: {line}"
+        for one in verdicts
+        if one.kind in _VERIFIED
+        for line in one.problems
+    ]
+    identities = {one.path: one.identity for one in task.sources}
+    return LakePart(first.kind, identities, files, problems, lost)
+
+
+def _verdicts(rows: Sequence[VerifiedFile], at_ns: int) -> pa.RecordBatch:
+    columns = lake_columns.FILES
+    values: list[Any] = [[getattr(row, name) for row in rows] for name in columns.names[:-1]]
+    values.append([at_ns // _US_PER_NS] * len(rows))
+    arrays = [pa.array(given, field.type) for given, field in zip(values, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+# -- reading one ------------------------------------------------------------------------
+
+Rows = tuple[list[VerifiedFile], dict[str, list[pa.RecordBatch]], list[str]]  # and what is lost
+
+
+def _read_archive(task: PartTask, source: HomeSource) -> Rows:
+    unit = source.given
+    row, rows = _of_store_file(task, unit, unit.shown.split("/")[-2])
+    return [row], rows, row.problems
+
+
+def _read_store(task: PartTask, source: HomeSource) -> Rows:
+    """Read the live store; that the archives which it lists are there is its verdict."""
+    (row,) = home_files.verify(task.home, source.given)
+    read, rows = _of_store_file(task, source.given, None)
+    return [row if row.problems else row._replace(problems=read.problems)], rows, read.problems
+
+
+def _of_store_file(
+    task: PartTask, unit: FileUnit, day: str | None
+) -> tuple[VerifiedFile, dict[str, list[pa.RecordBatch]]]:
+    rows: dict[str, list[pa.RecordBatch]] = {}
+
+    def look() -> VerifiedFile:
+        found = store_files.read_tables(unit.path, unit.shown)
+        rows.update(found.tables)
+        return VerifiedFile(unit.shown, unit.kind, day, unit.shown, found.size, found.sha256)
+
+    return home_files.checked(task.home, unit, unit.shown, look), rows
+
+
+def _read_segment(task: PartTask, source: HomeSource) -> Rows:
+    part, units = source.given
+    if part is None:
+        return [row for unit in units for row in home_files.verify(task.home, unit)], {}, []
+    files: list[FileUnit] = [unit for unit in units if unit.kind == "segment"]
+    path, entry = (files[0].path, home_files.entry_of(files[0])) if files else ("", None)
+    shown = os.path.relpath(part.folder, task.home)
+    verdicts: list[VerifiedFile] = []
+    rows: dict[str, list[pa.RecordBatch]] = {}
+    others = units
+    lost: list[str] = []
+    try:
+        read = read_part(part, shown, task.settings, path, entry)
+        rows, lost = read.tables, read.lost
+        if read.is_sound:
+            verdicts.append(home_files.sound_segment(files[0]))
+            others = [unit for unit in units if unit is not files[0]]
+    except (RelayError, OSError) as exc:
+        text = str(exc).replace(os.path.join(task.home, ""), "")
+        verdicts.append(VerifiedFile(source.path, UNREAD, problems=[text]))
+        lost = [str(exc)]
+    verdicts += [row for one in others for row in home_files.verify(task.home, one)]
+    return verdicts, rows, lost
+
+
+def _read_files(task: PartTask, source: HomeSource) -> Rows:
+    return list(home_files.verify(task.home, source.given)), {}, []
+
+
+def _read_catalog(task: PartTask, source: HomeSource) -> Rows:
+    """Verify the catalog of a stream; what its plan could not read is lost."""
+    unit, damage = source.given
+    return list(home_files.verify(task.home, unit)), {}, damage
+
+
+def _read_originals(task: PartTask, source: HomeSource) -> Rows:
+    """Read the folders, or the pack, of a day."""
+    found = (row for unit in source.given for row in originals.read_unit(task.home, unit))
+    batches, verdicts = [], []
+    columns = lake_columns.ORIGINALS
+    plain = columns.remove(0)
+    while rows := list(islice(found, BATCH_ROWS)):
+        verdicts += [
+            VerifiedFile(one.path, one.kind, problems=[one.problem])
+            for one in rows
+            if one.kind == "pack" and one.problem
+        ]
+        values = dict(zip(Original._fields, zip(*rows, strict=True), strict=True))
+        arrays = [pa.array(values[field.name], field.type) for field in plain]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=plain)
+        batches.append(lake_columns.with_bucket(columns, batch, "message_id"))
+    return verdicts, {"originals": batches}, []
+
+
+_READERS = {
+    "archive": _read_archive,
+    "store": _read_store,
+    "segment": _read_segment,
+    "journal": _read_catalog,
+    "attachment": _read_files,
+    "originals": _read_originals,
+}
+
+
+# -- the ledger, and what is known of the home --------------------------------------------
+
+
+def _ledger(lake: Lake, ident: str, snapshot: HomeSnapshot) -> LakePart:
+    """Write the ledger's tables, a file a month of what is about messages."""
+    files: list[LakeFile] = []
+    path = snapshot.ledger.path
+    for table, plain in lake_columns.LEDGER.items():
+        name = f"{lake_columns.LEDGER_PREFIX}{table}"
+        columns = lake_columns.TABLES[name]
+        batches = list(ledger_rows.read_rows(path, table, plain))
+        if columns is plain or "bucket" not in columns.names:
+            files += write_rows(lake, ident, "all", name, batches)
+            continue
+        batches = [lake_columns.with_bucket(columns, one, "message_id") for one in batches]
+        rows = pa.Table.from_batches(batches, columns)
+        months = pc.utf8_slice_codeunits(rows.column("bucket"), 0, 7)
+        for month in sorted(pc.unique(months).to_pylist()):
+            part = rows.filter(pc.equal(months, month))
+            files += write_rows(lake, ident, month, name, part.to_batches())
+    problems = ledger_rows.log_problems(path)
+    if problems:
+        verdict = _verdicts(
+            [VerifiedFile(LEDGER, "ledger", problems=problems)], snapshot.ledger.taken_ns
+        )
+        files += write_rows(lake, ident, "ledger", "files", [verdict])
+    return LakePart("ledger", {}, files)
+
+
+def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePart:
+    """Write the tables home, usage and limits."""
+    config = read_file(os.path.join(snapshot.home, CONFIG))
+    usage = measure(snapshot.home, snapshot.observed_until_ns)
+    retention, state = config.retention, ledger_rows.read_state(snapshot.ledger.path)
+    packs = dict(usage.packs)
+    kept_from = state.get("audit_kept_from", "")
+    home = {
+        "name": name,
+        "snapshot_at": snapshot.ledger.taken_ns // _US_PER_NS,
+        "observed_until": snapshot.observed_until_ns // _US_PER_NS,
+        "follows": ledger_rows.journal_position(state),
+        "journal_end": max(snapshot.journal.until.values(), default=None),
+        "audit_kept_from": int(kept_from) // _US_PER_NS if kept_from.isdecimal() else None,
+        "ack_timeout_s": config.delivery.ack_timeout_s,
+        "archive_days": retention.archive_days,
+        "archive_mib": retention.archive_mib,
+        "attachments_days": retention.attachments_days,
+        "attachments_mib": retention.attachments_mib,
+        "disk_bytes": usage.disk_bytes,
+        "free_bytes": usage.free_bytes,
+        "floor_bytes": usage.floor_bytes,
+        "warm_raw_bytes": usage.tiers.warm_raw,
+        "warm_bytes": usage.tiers.warm,
+        "evicted_bytes": usage.tiers.evicted,
+        "extractor": int(version().partition("-")[0]),
+    }
+    measured = [
+        {
+            "part": one.part,
+            "day": one.day.isoformat() if one.day is not None else None,
+            "files": one.files,
+            "disk_bytes": one.n_bytes,
+            "pack_bytes": packs.get(one.day) if one.day and one.part == "archive" else None,
+        }
+        for one in usage.measured
+    ]
+    limits = [{"part": one.part, "days": one.days, "bytes": one.n_bytes} for one in usage.limits]
+    files: list[LakeFile] = []
+    for table, rows in (("home", [home]), ("usage", measured), ("limits", limits)):
+        batch = pa.RecordBatch.from_pylist(rows, schema=lake_columns.TABLES[table])
+        files += write_rows(lake, ident, table, table, [batch])
+    return LakePart("home", {}, files)

@@ -1,0 +1,112 @@
+"""The sources of a home's rows, and what identifies the content of each."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from relay.audit.snapshot import HomeSnapshot
+from relay.audit.sources import home_files, journal_files, originals
+from relay.audit.sources.home_files import FileUnit
+from relay.audit.sources.journal_files import SegmentPart, StreamPlan
+from relay.audit.sources.originals import ArchiveUnit
+from relay.base.clock import NS_PER_MS, iso_date
+from relay.base.home import JOURNAL
+from relay.base.names import sha256_hex
+
+
+class HomeSource(NamedTuple):
+    """A source that is read at once."""
+
+    kind: str
+    path: str  # below the home
+    identity: str  # the same: so is the content; empty: it is read by each extract
+    month: str = ""  # sources of one month may share a part
+    size: int = 0
+    given: Any = None  # for who reads it
+
+
+def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
+    """List everything but the ledger; the originals last, as snapshot.py says."""
+    home, journal = snapshot.home, snapshot.journal
+    units = home_files.plan(home, snapshot.store_files, snapshot.folder, journal.objects)
+    plans = {
+        stream: journal_files.plan(stream, end=end, strict=False)
+        for stream, end in journal.until.items()
+    }
+    segments: dict[tuple[str, int], list[FileUnit]] = defaultdict(list)
+    for unit in units:
+        if unit.kind in ("segment", "object"):
+            segments[home_files.segment_of(unit)].append(unit)
+        elif unit.kind == "archive":
+            month = unit.shown.split("/")[-2][:7]
+            yield HomeSource(
+                "archive", unit.shown, _stamp(unit.path), month, _size(unit.path), unit
+            )
+        elif unit.kind == "attachment":
+            yield HomeSource("attachment", unit.shown, _listed(unit.path), given=unit)
+        elif unit.kind == "journal":
+            plan = plans.get(unit.path)
+            damage = [one.reason for one in plan.damage] if plan is not None else []
+            yield HomeSource("journal", unit.shown, "", given=(unit, damage))
+        else:
+            yield HomeSource("store", unit.shown, "", given=unit)
+    yield from _segments(plans, segments)
+    days: dict[str, list[ArchiveUnit]] = defaultdict(list)
+    for one in (unit for part in originals.plan(home) for unit in part):
+        name = one.day if one.agent else originals.pack_name(one.day)
+        days[f"{originals.FOLDER}/{name}"].append(one)
+    for path, of_day in sorted(days.items()):
+        whole = os.path.join(home, path)
+        if of_day[0].agent:  # it becomes a pack one day
+            yield HomeSource("originals", path, _listed(whole), given=of_day)
+        else:
+            month, size = of_day[0].day[:7], _size(whole)
+            yield HomeSource("originals", path, _stamp(whole), month, size, of_day)
+
+
+def _segments(
+    plans: Mapping[str, StreamPlan], units: Mapping[tuple[str, int], list[FileUnit]]
+) -> Iterator[HomeSource]:
+    """List the segments: records to be read, and files to be verified."""
+    parts: dict[tuple[str, int], SegmentPart] = {}
+    for stream, plan in plans.items():
+        for part in plan.segments:
+            parts[os.path.basename(stream), part.segment_id] = part
+    for key in sorted(parts.keys() | units.keys()):
+        span, of_segment = parts.get(key), units.get(key, [])
+        stamps = [f"{one.shown} {_stamp(one.path)} {one.entry}" for one in of_segment]
+        identity = "; ".join([str(span and span[1:]), *stamps])
+        entry = next((home_files.entry_of(one) for one in of_segment), None)
+        is_sealed = span is not None and entry is not None and entry.sealed
+        month = iso_date(span.created_ms * NS_PER_MS)[:7] if span and is_sealed else ""
+        size = max((_size(one.path) for one in of_segment), default=0)
+        path = f"{JOURNAL}/{key[0]}/{key[1]}"
+        yield HomeSource("segment", path, identity, month, size, (span, of_segment))
+
+
+def _stamp(path: str) -> str:
+    """Identify a file by what changes when it is written; empty without one."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return ""
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _listed(folder: str) -> str:
+    """Identify what is below a folder by its files' names, sizes and times of change."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        found += [f"{parent} {name} {_stamp(os.path.join(parent, name))}" for name in sorted(names)]
+    return sha256_hex("\n".join(found).encode(errors="surrogateescape"))

@@ -1,0 +1,57 @@
+"""Parquet files as Spark DataFrames, and the tables of a lake as views."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from relay.audit import lake_columns
+from relay.audit.lake import home_id, homes_of, open_lake, read_manifest
+from relay.audit.schemas import TEXT, always
+from relay.audit.schemas.formats import of_lake
+from relay.base.errors import RelayError
+
+HOME = always("home", TEXT, "16 hex: the home that the row is of")
+_GLOB = re.compile(r"[\\*?{}\[\]]")  # Hadoop's
+
+
+def read_parquet(
+    spark: SparkSession, schema: StructType, *paths: str, base: str | None = None
+) -> DataFrame:
+    """Read these files or folders, each named as it is: Spark would take the names as globs.
+
+    ``base``: the folder of a table, whose partitions the paths name.
+    """
+    reader = spark.read.schema(schema)
+    if base is not None:
+        reader = reader.option("basePath", base)
+    return reader.parquet(*[_GLOB.sub(r"\\\g<0>", path) for path in paths])
+
+
+def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
+    """Make a DataFrame and a temporary view of each table; ``names``: of these homes alone.
+
+    They have the files that the manifests name now: an extract that ends later is not seen, and
+    removes what it has replaced. Errors: RelayError when there is no lake, or no such home.
+    """
+    opened = open_lake(lake)
+    wanted = {home_id(name): name for name in names} or {one: one for one in homes_of(opened)}
+    if not wanted:
+        raise RelayError(f"{lake}: no lake", hint="`relay audit extract --lake DIR` makes one")
+    paths: dict[str, list[str]] = defaultdict(list)
+    for home, name in wanted.items():
+        manifest = read_manifest(opened, home)
+        if manifest is None:
+            raise RelayError(f"{lake} has no home {name}")
+        for file in manifest.files():
+            paths[file.table].append(f"{opened.url}/{file.path}")
+    found = {}
+    for table, columns in lake_columns.TABLES.items():
+        schema = StructType([*of_lake(columns), HOME])
+        base = f"{opened.url}/{table}"
+        found[table] = read_parquet(spark, schema, *paths[table], base=base)
+        found[table].createOrReplaceTempView(table)
+    return found

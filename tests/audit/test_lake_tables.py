@@ -1,0 +1,101 @@
+"""A lake as people query it: with DuckDB, Arrow and Spark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from relay.audit import lake_columns, tables
+from relay.audit.extract import extract
+from relay.audit.lake import default_name, home_id
+from relay.audit.schemas import formats
+from relay.base.clock import Clock
+from relay.base.errors import RelayError
+from tests.audit.home_builder import HomeBuilder
+
+PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
+
+
+@pytest.fixture
+def where(home: HomeBuilder, tmp_path: Path) -> Path:
+    """A lake with two homes: three messages, and one of them."""
+    home.sent("1-a", b"a")
+    home.sent("1-b", b"bb", sender="carol")
+    home.seen("1-c")
+    home.write_store()
+    extract(home.path, str(tmp_path / "lake"), Clock())
+    home.finish("1-c")
+    extract(home.path, str(tmp_path / "lake"), Clock(), name="copy")
+    return tmp_path / "lake"
+
+
+def test_the_lines_of_the_page(
+    spark: SparkSession,
+    where: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(where.parent)
+    section = PAGE.read_text().partition("\n## A lake\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})
+    said = capsys.readouterr().out
+    assert "sender" in said
+    assert said.count("archived") == 2  # a line a home
+    assert "1-a" in said
+
+
+def test_every_table_is_a_view(spark: SparkSession, where: Path, home: HomeBuilder) -> None:
+    found = tables(spark, str(where))
+    assert list(found) == list(lake_columns.TABLES)
+    for table, columns in lake_columns.TABLES.items():
+        assert spark.table(table).columns == [*columns.names, "home"], table
+    per_home = {
+        row["home"]: row["count"]
+        for row in found["ledger_messages"].groupBy("home").count().collect()
+    }
+    one = home_id(default_name(home.path))
+    assert per_home == {one: 3, home_id("copy"): 3}
+    assert tables(spark, str(where), "copy")["home"].count() == 1
+    assert found["ledger_rings"].count() == 0
+    comment = found["store_messages"].schema["bucket"].metadata["comment"]
+    assert comment == formats.of_lake(lake_columns.STORE_MESSAGES)["bucket"].metadata["comment"]
+    with pytest.raises(RelayError, match=r"no home another$"):
+        tables(spark, str(where), "copy", "another")
+    with pytest.raises(RelayError, match="no lake"):
+        tables(spark, str(where.parent / "none"))
+
+
+def test_a_second_engine_has_the_same_rows(spark: SparkSession, where: Path) -> None:
+    found = tables(spark, str(where))
+    for table in lake_columns.TABLES:
+        files = f"{where}/{table}/*/*.parquet"
+        rows = duckdb.sql(f"SELECT * FROM read_parquet('{files}')").fetchall()
+        assert len(rows) == found[table].count(), table
+
+
+def test_jobs_read_the_lake_and_the_next_run_reads_what_is_new(
+    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.sent("1-a")
+    home.write_store("store/archive/2026-01-31/000001.acomm")
+    where = tmp_path / "a lake, not [a] glob? #1 {of,*} %41"
+
+    def stored(run: str) -> list[str]:
+        inputs = home.inputs(spark, tmp_path / run, lake=str(where))
+        return sorted(row[0] for row in inputs.store("messages", "relay_id").collect())
+
+    assert stored("first") == ["1-a"]
+    (archived,) = (where / "store_messages").rglob("archive-*.parquet")
+    written = archived.stat().st_mtime_ns
+    home.sent("1-b")
+    home.write_store("store/archive/2026-01-31/000002.acomm")
+    assert stored("second") == ["1-a", "1-a", "1-b"]
+    assert archived.stat().st_mtime_ns == written
+    assert tables(spark, str(where))["store_messages"].count() == 3

@@ -1,0 +1,56 @@
+"""Jobs in SQL say the same in another engine where the clock went back, which no history has."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from relay.audit.inputs import Inputs
+from relay.audit.jobs import JOBS, statements
+from relay.audit.jobs.statements import FINDINGS, TABLE
+from relay.audit.schemas import results
+from relay.audit.snapshot import snapshot_home
+from relay.base.clock import Clock
+from relay.base.home import LEDGER
+from scripts.history.make import History
+from tests.audit.ledger_rows import checks, made
+from tests.audit.second_engine import in_utc, says
+from tests.audit.test_history import PATIENT, given
+
+BACKWARDS = (
+    "UPDATE messages SET discovered_at = discovered_at - 3600000000000 WHERE id % 50 = 0",
+    "UPDATE deliveries SET written_at = written_at - 8000000000 WHERE message_id LIKE '%a0'",
+    "UPDATE messages SET file_mtime_ns = file_mtime_ns + 7000000000 WHERE id % 90 = 0",
+)
+
+
+@PATIENT
+def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    History(str(tmp_path / "home"), given(2)).make()
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / LEDGER)) as db, db:
+        for change in BACKWARDS:
+            db.execute(change)
+    (tmp_path / "run").mkdir()
+    snapshot = snapshot_home(str(tmp_path / "home"), str(tmp_path / "run"), Clock())
+    inputs = Inputs(spark, snapshot)
+    for job, classes in (("ordering", 4), ("reconcile", 1)):
+        tables = made(JOBS[job], JOBS[job].make(inputs))
+        theirs = says(job, snapshot)
+        for name, frame in tables.items():
+            ours = in_utc(frame.toArrow().to_pylist())
+            assert sorted(map(repr, theirs.tables[name])) == sorted(map(repr, ours)), name
+        found = checks(JOBS[job], tables)
+        assert theirs.found == found
+        assert len({check for check, *_ in found}) == classes
+
+
+def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
+    for job, schemas in results.TABLES.items():
+        names = [one.name for one in statements.statements(job) if one.kind == TABLE]
+        assert names == list(schemas)
+        found = {one.name for one in statements.statements(job) if one.kind == FINDINGS}
+        classes = JOBS[job].header.checks.keys()
+        assert found - {"class"} <= classes if "class" in found else found == classes
