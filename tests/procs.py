@@ -22,7 +22,7 @@ from relay.ledger.ledger import Ledger
 from tests import forks
 
 PROJECT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -244,7 +244,6 @@ def test_who_leaves_takes_nobody_else_out(relay: HandRelay) -> None:
     assert meta.read_text() == "[no object]"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("end", "is_registered"),
     [("raise SystemExit(3)", False), ("os.kill(os.getpid(), 9)", True)],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Starting a JVM takes longer than a test may; ten times as long beside a whole suite.
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 # A command that gives way to everything else on the machine does not end in that time, either.
 os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())

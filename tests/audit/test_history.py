@@ -38,7 +38,7 @@ pytestmark = pytest.mark.shows("audit 2.2")
 
 MESSAGES, AGENTS, DAYS = 800, 8, 2
 IN_FAULTY = 3_000  # hours with enough in them to be judged
-PATIENCE_S = 500  # every job there is, where other things go on
+PATIENCE_S = 1200  # every job there is, where other things go on
 PATIENT = pytest.mark.timeout(PATIENCE_S)
 READABLE = "rows,files"  # faults that leave every file to be read
 UNREADABLE = "damage"

@@ -14,7 +14,6 @@ import pytest
 from relay.cli.usage import SHELLS
 from tests.procs import environment, home_of, relay
 
-pytestmark = pytest.mark.timeout(60)
 BASH = """
 eval "$(relay completion bash)"
 while read -r -a COMP_WORDS; do

@@ -13,7 +13,6 @@ from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE
 from relay.cli.config import known_settings
 from tests.procs import Relay, home_of, relay, rows_of, status_of
 
-pytestmark = pytest.mark.timeout(60)
 AGAIN = ("limits.batch_files", "77")
 
 

@@ -6,8 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
 from relay.base.home import LEDGER, META
 from tests.box import Box
 from tests.crash.plays import UNREAD_OR_READ, Play, received
@@ -76,7 +74,6 @@ def resend(box: Box) -> None:
         box.send("alice", "TO: bob\n\nlost?", "1000000005-05.msg")
 
 
-@pytest.mark.timeout(120)
 @UNREAD_OR_READ
 def test_killed_before_any_effect_of_a_life_it_ends_the_same(tmp_path: Path, taking: bool) -> None:
     play = Play(
@@ -115,7 +112,6 @@ def check_greeted(box: Box) -> None:
     assert sorted(kinds) == ["message", "notification"]
 
 
-@pytest.mark.timeout(120)
 @UNREAD_OR_READ
 def test_killed_while_a_process_comes_back_it_is_greeted_once(tmp_path: Path, taking: bool) -> None:
     def read(box: Box) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from relay.base.home import STORE
 from relay.daemon.opening import stream_dir
 from relay.journal.format import RECORD, RecordFlag
@@ -34,7 +32,6 @@ def check(box: Box) -> None:
     }
 
 
-@pytest.mark.timeout(120)
 def test_any_one_record_is_lost_and_the_rest_counts(tmp_path: Path) -> None:
     first = Box(tmp_path / "home", "alice", "bob", "carol")
     scenario(first)

@@ -231,7 +231,6 @@ def survive(
     return box.sessions
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("filled", FILLED)
 def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, filled: str) -> None:
@@ -248,7 +247,6 @@ def test_full_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, fill
     assert max(sessions) > 1  # it was felt
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("why", OTHERS)
 def test_refused_for_another_reason_it_ends_the_same(tmp_path: Path, name: str, why: str) -> None:

@@ -240,7 +240,6 @@ SCENARIOS = {
 
 
 @pytest.mark.shows("ready 1.3")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 @UNREAD_OR_READ
 def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, taking: bool) -> None:

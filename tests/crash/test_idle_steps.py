@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, save_session
 from tests.box import Box
@@ -58,7 +56,6 @@ def idle(box: Box) -> None:
     box.clock.advance(1)
 
 
-@pytest.mark.timeout(120)
 @UNREAD_OR_READ
 def test_killed_before_any_effect_each_is_sent_once(tmp_path: Path, taking: bool) -> None:
     play = Play(asked, scenario, check, idle, readers=("alice",))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.box import Box
 from tests.crash.plays import Play
 
@@ -42,7 +40,6 @@ def twice(box: Box) -> None:
     check_left(box)
 
 
-@pytest.mark.timeout(120)
 def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path) -> None:
     play = Play(
         before=lambda root: Box(root, "alice", "bob"),

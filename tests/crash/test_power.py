@@ -145,7 +145,6 @@ def check(box: Box, accepted: set[str]) -> None:
 
 
 @pytest.mark.damages
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("mode", Cut)
 def test_the_power_goes_at_any_call(
     tmp_path: Path, mode: Cut, monkeypatch: pytest.MonkeyPatch

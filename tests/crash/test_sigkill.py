@@ -26,7 +26,6 @@ WRITER = Path(__file__).with_name("writer.py")
 
 
 @pytest.mark.shows("ready 6.2")
-@pytest.mark.timeout(180)
 def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     with Home.create(str(home), encode(Config())) as made:

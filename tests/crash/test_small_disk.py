@@ -18,7 +18,7 @@ import pytest
 
 from tests.procs import PATIENCE_S, environment, until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("journal 5.7", "ready 5.4")]
+pytestmark = pytest.mark.shows("journal 5.7", "ready 5.4")
 MIB = 1 << 20
 NAMESPACES = {"user": ["-r", "-m"], "root": ["-m"]}
 ENTER = {"user": ["-U", "-m", "--preserve-credentials"], "root": ["-m"]}

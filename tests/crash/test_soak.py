@@ -10,7 +10,6 @@ from scripts.soaking.__main__ import soak
 
 
 @pytest.mark.shows("ready 6.3")
-@pytest.mark.timeout(240)
 def test_twenty_seconds_of_harm_lose_and_double_nothing(tmp_path: Path) -> None:
     result = soak(tmp_path, seconds=20, agents=8, kill_every_s=5, seed=20)
     assert result["faults"] == []

@@ -23,7 +23,6 @@ from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 pytestmark = pytest.mark.shows("journal 4.9")
 
 
-@pytest.mark.timeout(60)  # reader and worker take turns at one lock, and the disk may be slow
 def test_reading_while_segments_move(tmp_path: Path) -> None:
     """The loop appends, seals and reads while the worker compresses, uploads and evicts."""
     stream = Stream(tmp_path, AT_ONCE._replace(local_bytes=0), FaultyObjects(tmp_path / "tier2"))

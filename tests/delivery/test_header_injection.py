@@ -61,7 +61,6 @@ def own_lines(data: bytes) -> dict[str, list[str]]:
     channel=st.none() | text,
 )
 @settings(max_examples=400)
-@pytest.mark.timeout(60)
 def test_whatever_the_values_it_is_refused_or_says_what_the_relay_says(
     to: str, headers: dict[str, str], body: bytes, attachments: list[str], channel: str | None
 ) -> None:
@@ -88,7 +87,6 @@ def test_whatever_the_values_it_is_refused_or_says_what_the_relay_says(
     end=st.sampled_from(["\n", "\r\n", "\r"]),
 )
 @settings(max_examples=400)
-@pytest.mark.timeout(60)
 def test_whatever_an_agent_writes_it_is_refused_or_says_what_the_relay_says(
     lines: list[tuple[str, str]], body: str, end: str
 ) -> None:

@@ -150,7 +150,6 @@ def test_what_is_held_waits_for_the_one_that_is_being_written() -> None:
     st.integers(1, 7),
     st.integers(1, 5),
 )
-@pytest.mark.timeout(60)
 def test_every_file_is_picked_once_in_order(
     added: list[tuple[str, int]], most: int, burst: int
 ) -> None:

@@ -41,7 +41,6 @@ from relay.engine.state import IN_QUEUES
 from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
 from tests.fakes import FakeClock
 
-pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 CHANNELS = ["PubSub", "Group", "Direct", "Broadcast", "new"]
 PATTERNS = ["build.#", "build.*", "build.ok", "#", "bad..pattern"]
 ORIGIN = Origin("a", "agents/a/outbox/x", 1, 2, 3, None, None, None, 4)

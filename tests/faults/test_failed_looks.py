@@ -15,7 +15,6 @@ import pytest
 from tests.faults.tracing import Tracing
 from tests.procs import Relay, until
 
-pytestmark = pytest.mark.timeout(60)
 NAMES = [f"100000000{number}-0{number}.msg" for number in range(1, 4)]
 # the names that are opened relative to a directory, or the directory whose files are asked for
 SICK = {

@@ -15,7 +15,6 @@ from tests.faults.test_failed_looks import NAMES, drop, inbox, statuses
 from tests.faults.tracing import Tracing
 from tests.procs import Relay, until
 
-pytestmark = pytest.mark.timeout(60)
 WRITTEN = re.compile(r"pwrite64\(.*, (\d+), (\d+)\) += (\d+)$")
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.faults.test_failed_looks import NAMES, drop, inbox
 from tests.faults.tracing import Tracing
 from tests.procs import Relay, log_of, status_of, until
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def listening(home: Path) -> str:

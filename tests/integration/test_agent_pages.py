@@ -37,7 +37,6 @@ def typed(line: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["claude-code.md", "codex.md", "gemini.md", "agy.md"])
 def test_from_nothing_to_two_agents_that_talk(name: str, person: dict[str, str]) -> None:
     page = blocks(PROJECT / "docs" / name, NOTHING)
@@ -74,7 +73,6 @@ def test_from_nothing_to_two_agents_that_talk(name: str, person: dict[str, str])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_demo_of_two_agents(tmp_path: Path) -> None:
     """The command wakes the worker, the question comes in the middle of its work."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "CI": "true"}

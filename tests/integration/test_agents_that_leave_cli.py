@@ -14,7 +14,6 @@ from tests.procs import agents_of, relay, rows_of
 EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.home("alice", "bob", **EAGER),
     pytest.mark.usefixtures("running"),
 ]

@@ -18,7 +18,6 @@ from tests.box import Box
 from tests.disk import failing, hooked
 from tests.kills import Killed
 
-pytestmark = pytest.mark.timeout(60)  # some take seven seconds on a quiet machine
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
 

@@ -137,7 +137,6 @@ def everything_plain(home: Home) -> dict[str, bytes]:
     return {path: Path(home.path(path)).read_bytes() for path in FILES}
 
 
-@pytest.mark.timeout(60)
 def test_killed_at_any_step_every_file_is_in_one_place_at_least(home: Home) -> None:
     steps = steps_of(lambda: pack(home))
     for number in range(1, len(steps) + 1):

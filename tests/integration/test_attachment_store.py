@@ -105,7 +105,6 @@ def test_what_is_no_file_of_its_own_is_refused_and_set_aside(
     assert secret.read_bytes() == b"a file" and secret.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
     box: Box, is_right: bool

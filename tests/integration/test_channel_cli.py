@@ -16,7 +16,6 @@ from relay.base.home import STORE
 from tests.procs import home_of, relay, rows_of
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.shows("engine 7.6"),
     pytest.mark.xdist_group("channels"),  # one relay for all
 ]

@@ -9,7 +9,7 @@ import pytest
 from tests.box import Box
 from tests.procs import Relay, agents_of, home_of, relay, rows_of
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 7.8")]
+pytestmark = pytest.mark.shows("engine 7.8")
 
 
 @pytest.fixture

@@ -424,7 +424,6 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
 # -- beside a relay that runs --------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.home("alice", "bob", "carol")
 @pytest.mark.usefixtures("running")
 def test_no_false_alarms_beside_a_busy_relay_and_repair_leaves_it_alone(home: Path) -> None:

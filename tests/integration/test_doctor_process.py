@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from relay.base.home import Home
 from relay.base.status_client import socket_path
 from relay.doctor import examine
 from tests.procs import Relay
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:

@@ -15,8 +15,6 @@ from relay.ledger.file import SCHEMA_VERSION
 from tests.ledger.support import Look
 from tests.procs import Relay, earlier_home, relay, until
 
-pytestmark = pytest.mark.timeout(60)  # a real relay, on a busy machine
-
 
 @pytest.fixture(params=["stopped", "killed"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:

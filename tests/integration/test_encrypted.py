@@ -13,7 +13,7 @@ from relay.base.config import Config, StoreSettings
 from tests.box import Box
 from tests.procs import relay
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("engine 6.14")]
+pytestmark = pytest.mark.shows("engine 6.14")
 SECRET = "the password is swordfish"
 
 

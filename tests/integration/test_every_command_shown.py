@@ -30,7 +30,7 @@ from tests.box import Box
 from tests.procs import Relay, home_of, relay, until
 from tests.terminals import in_a_terminal
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("hostile")]  # one home for all
+pytestmark = pytest.mark.xdist_group("hostile")  # one home for all
 
 EVIL = "pwned\x1b]0;title\x07\x1b[2J\x9b31m\u202eright\u2066\u200b\x7f\x08"  # in one line
 EVIL += "\ufe00\U000e0141\u3164\u2800end"  # printable, by Python, and not seen

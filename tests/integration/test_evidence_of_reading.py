@@ -333,7 +333,6 @@ def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
     box.close()
 
 
-@pytest.mark.timeout(60)
 def test_M02_killed_at_any_step_what_vanished_of_a_retired_agent_goes_back_once(
     tmp_path: Path,
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.procs import PATIENCE_S, drop, environment, home_of, log_of, until
 
-pytestmark = pytest.mark.timeout(60)
 # idle it has some thirty; forty agents have eighty directories. An agent has three of its own open
 # at a time: of three limits in a row one is reached in the middle of a write.
 FEW = (70, 71, 72)

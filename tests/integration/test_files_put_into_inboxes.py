@@ -80,7 +80,6 @@ def test_m32_other_names_and_many_scans_cost_nothing(box: Box) -> None:
     assert asked == [{STRAY}] and len(events(box)) == 1
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("running")
 def test_m32_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
     sent = relay("send", "--as", "alice", "bob", "hi", home=home).stdout.strip()

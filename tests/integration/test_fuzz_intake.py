@@ -13,7 +13,6 @@ from tests.fuzzing import Fuzz
 
 
 @pytest.mark.shows("ready 6.4")
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_is_put_into_an_outbox(tmp_path: Path, seed: int) -> None:
     fuzz = Fuzz(tmp_path / "home", seed)

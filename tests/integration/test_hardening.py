@@ -99,7 +99,6 @@ def test_a_hard_link_in_the_store_is_left_alone_and_said(box: Box, tmp_path: Pat
     assert other.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.timeout(60)
 def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice")
     shutil.rmtree(home / "store")
@@ -111,7 +110,6 @@ def test_the_relay_does_not_start_with_a_linked_store_and_says_so_in_a_line(tmp_
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.home("alice", "bob", checkpoint_ms=10_000)
 def test_a_store_that_becomes_a_link_while_it_runs_is_not_written_through(
     running: Relay, home: Path, tmp_path: Path

@@ -196,7 +196,6 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
     again.close()
 
 
-@pytest.mark.timeout(60)
 def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
     """Real processes: one writes as fast as it can, one takes, the relay runs, a copy is made."""
     running = Relay(home)
@@ -349,7 +348,6 @@ def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
 # -- killed --------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.box("alice")
 def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
     box: Box, tmp_path: Path
@@ -369,7 +367,6 @@ def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
     assert not (tmp_path / "kept.unfinished").exists()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.box("alice", "bob")
 def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
     box: Box, tmp_path: Path

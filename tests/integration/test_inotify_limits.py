@@ -19,7 +19,6 @@ from relay.base.home import Home
 from relay.base.status_client import ask_status
 from tests.procs import PATIENCE_S, drop, environment, relay, until
 
-pytestmark = pytest.mark.timeout(60)
 LIMIT = 'echo "$2" > "/proc/sys/user/$1" && shift 2 && exec "$@"'
 CASES = {
     # three watches: that of agents/, and one agent's two

@@ -15,8 +15,6 @@ import pytest
 from relay.base.home import Home, lock_holder
 from tests.procs import Relay, environment, inbox_of, relay, status_of, until
 
-pytestmark = pytest.mark.timeout(60)
-
 INTERRUPTED_IMPORT = """
 import sys
 class Interrupt:

@@ -165,7 +165,6 @@ def test_a_command_that_is_decided_twice_is_one_order(
 # -- a relay in a process of its own -------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
     tier2 = tmp_path / "tier2"
     tier2.mkdir()
@@ -195,7 +194,6 @@ def test_the_command_line_asks_the_relay_that_runs(tmp_path: Path) -> None:
         assert rows_of("journal", "status", home=home) == before and not (home / BASE).exists()
 
 
-@pytest.mark.timeout(60)
 def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
     away = tmp_path / "not-mounted"
     journal = {"compress_after_s": 0, "objects": str(away)}

@@ -118,7 +118,6 @@ def advance(box: Box) -> None:
     box.after(0.05, turns=1)
 
 
-@pytest.mark.timeout(60)
 def test_agents_take_turns(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another agent's three megabytes are read while alice's many still are."""
     read: list[int] = []

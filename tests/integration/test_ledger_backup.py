@@ -97,7 +97,6 @@ def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
     ledger_backup.backup(box.home, target)
 
 
-@pytest.mark.timeout(60)
 def test_the_writer_continues_while_a_large_ledger_is_copied(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +242,6 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
 
 
 @pytest.mark.shows("ready 5.2")
-@pytest.mark.timeout(60)
 def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
     home, kept, sent = stopped(tmp_path)
     with Home(str(home)) as opened:
@@ -261,7 +259,6 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("ready 5.2")
-@pytest.mark.timeout(60)
 def test_backup_more_messages_restore_start_beside_a_real_relay(
     running: Relay, home: Path, tmp_path: Path
 ) -> None:

@@ -75,7 +75,6 @@ def begin(home: Path) -> str:
     return ""
 
 
-@pytest.mark.timeout(60)
 def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
     stopped: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +111,6 @@ def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> 
     assert "exception" not in last
 
 
-@pytest.mark.timeout(60)
 def test_D2_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) -> None:
     running = Relay(stopped)
     running.start()

@@ -92,7 +92,6 @@ def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> Non
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
 
 
-@pytest.mark.timeout(60)
 def test_D2_whichever_page_is_lost_all_that_the_journal_knows_is_there_again(
     tmp_path: Path,
 ) -> None:
@@ -137,7 +136,6 @@ def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
     assert sent[4] in ids and sent[0] not in ids
 
 
-@pytest.mark.timeout(60)
 def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     a_home(tmp_path / "kept")
     path = tmp_path / "home" / LEDGER
@@ -165,7 +163,6 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) 
         assert not path.with_name("ledger.db.rebuilt").exists()
 
 
-@pytest.mark.timeout(60)
 def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]

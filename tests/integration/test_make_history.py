@@ -13,7 +13,7 @@ import pytest
 from scripts.history.make import Given, History
 from tests.procs import PROJECT, Relay, environment, relay, until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("audit 2.6")]
+pytestmark = pytest.mark.shows("audit 2.6")
 NOVEMBER_NS = 1_793_556_000 * 10**9  # 2026-11-01T18:00:00Z
 
 

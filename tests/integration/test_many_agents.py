@@ -21,7 +21,6 @@ EACH = 5
 
 
 @pytest.mark.shows("ready 6.5")
-@pytest.mark.timeout(120)
 def test_a_thousand_agents_have_two_watches_each_and_get_their_mail(tmp_path: Path) -> None:
     names = [f"agent{number:04d}" for number in range(AGENTS)]
     home = home_of(tmp_path / "home", *names)

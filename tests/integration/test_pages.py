@@ -88,7 +88,6 @@ def person() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["README.md", "docs/tasks.md"])
 def test_the_commands_of_a_page_do_what_it_says(name: str, person: dict[str, str]) -> None:
     """Each ends with the exit code of its comment, else 0, and prints what is below it."""

@@ -12,8 +12,6 @@ import pytest
 
 from tests.procs import environment, home_of, relay, rows_of, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:

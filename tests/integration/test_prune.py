@@ -431,7 +431,6 @@ def test_a_command_names_the_days(box: Box) -> None:
         assert said in box.acks("operator")[-1]
 
 
-@pytest.mark.timeout(60)
 def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     settings = Config(retention=RetentionSettings(archive_days=2))

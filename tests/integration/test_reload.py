@@ -33,7 +33,7 @@ from tests.procs import (
     until,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shows("ready 3.1")]
+pytestmark = pytest.mark.shows("ready 3.1")
 
 
 def reload(running: Relay, config: str) -> None:
@@ -92,7 +92,6 @@ def test_one_that_is_no_good_leaves_the_one_before(running: Relay, home: Path) -
     assert "still using the previous" not in relay("status", home=home).stdout
 
 
-@pytest.mark.timeout(60)
 def test_what_a_session_held_goes_with_it(home: Path) -> None:
     sessions = []
     with Home(str(home)) as opened:

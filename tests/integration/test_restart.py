@@ -159,7 +159,6 @@ def test_behind_a_line_cut_short_the_next_is_whole(
     assert [json.loads(line)["event"] for line in lines[1:]] == ["whole"]
 
 
-@pytest.mark.timeout(30)
 def test_a_start_that_the_disk_refuses_says_so_in_a_line(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
     argv = shlex.join([sys.executable, "-m", "relay", "--home", str(home), "up"])

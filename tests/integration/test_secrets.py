@@ -43,7 +43,6 @@ def feed(folder: Path) -> int:
     return len(texts)
 
 
-@pytest.mark.timeout(60)
 def test_no_line_of_the_log_has_content_or_keys(tmp_path: Path) -> None:
     store = {"encrypt": True, "checkpoint_ms": 50}
     home = home_of(tmp_path / "home", "alice", "bob", log_level="debug", store=store)

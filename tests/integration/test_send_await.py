@@ -20,7 +20,6 @@ from agent_sdk import Agent, MessageError, NotRunning, Received, Refused, Timeou
 from tests.procs import PATIENCE_S, Relay, environment, inbox_of, relay
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.shows("engine 7.12"),
     pytest.mark.home("alice", "bob", "carol"),
 ]

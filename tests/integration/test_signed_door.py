@@ -196,7 +196,6 @@ def test_a_key_that_others_could_read_signs_nothing(box: Box) -> None:
     assert box.outbox("alice") == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("running")
 def test_keys_on_the_command_line(home: Path) -> None:
     made = relay("key", "make", "alice", home=home)

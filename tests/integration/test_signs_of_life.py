@@ -28,8 +28,6 @@ from tests.box import Box
 from tests.procs import Relay, agents_of, environment, home_of, relay, rows_of, until
 from tests.shells import RELAY_SH, SHELLS
 
-pytestmark = pytest.mark.timeout(60)
-
 WAITS = (
     "import sys\nfrom agent_sdk import Agent\n"
     "bob = Agent('bob', sys.argv[1])\nprint(1, flush=True)\nbob.receive()"

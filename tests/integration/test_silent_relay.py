@@ -18,14 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import pytest
-
 from relay.base.clock import NS_PER_S
 from relay.base.home import Home
 from relay.base.status_client import ask, socket_path
 from tests.procs import Relay, relay, rows_of, until
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def at_once(home: Path, *commands: str) -> list[CompletedProcess[str]]:

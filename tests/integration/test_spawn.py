@@ -10,7 +10,7 @@ import pytest
 
 from tests.procs import Relay, relay, rows_of, until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.home(spawn={"grace_s": 1})]
+pytestmark = pytest.mark.home(spawn={"grace_s": 1})
 
 
 def members(home: Path) -> list[psutil.Process]:

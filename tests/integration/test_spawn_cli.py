@@ -21,8 +21,6 @@ from relay.base.home import Home
 from tests.procs import environment, home_of, relay, rows_of, until
 from tests.terminals import lines_in_a_terminal
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from relay.base.status_client import _UnixConnection
 from relay.daemon.process import Daemon
 from tests.procs import drop, until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.home("alice", "bob", admin={"stall_after_s": 1})]
+pytestmark = pytest.mark.home("alice", "bob", admin={"stall_after_s": 1})
 
 Ask = Callable[[str], tuple[int, str]]
 

@@ -17,7 +17,6 @@ from relay.cli.top import COLUMNS
 from tests.procs import PROJECT, Relay, environment, relay, relay_anew, rows_of, until
 from tests.terminals import lines_in_a_terminal
 
-pytestmark = pytest.mark.timeout(60)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 

@@ -132,7 +132,6 @@ def test_a_fold_waits_for_no_reader(box: Box) -> None:
     assert box.ledger.checkpoint_wal()
 
 
-@pytest.mark.timeout(60)
 def test_a_real_relay_waits_says_who_and_continues_by_itself(tmp_path: Path) -> None:
     home = tmp_path / "home"
     config = b'{"ledger": {"wal_alert_mib": 1, "wal_most_mib": 2}, "store": {"checkpoint_ms": 50}}'

@@ -30,7 +30,6 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(60)
 def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
     running.stop()
     try:

@@ -171,7 +171,6 @@ def test_a_damaged_one_is_named_and_left_as_it_is(path: str) -> None:
     assert Path(path).read_bytes() == bytes(data)
 
 
-@pytest.mark.timeout(60)
 def test_killed_at_any_step_it_is_old_or_new(tmp_path: Path, path: str, old: int) -> None:
     first = Path(path)
     before = rows(path, old)

@@ -111,7 +111,6 @@ def test_every_test_that_a_page_names_is_there(document: str) -> None:
         assert list((PROJECT / "tests").rglob(file)), file
 
 
-@pytest.mark.timeout(60)
 def test_the_wheel_holds_schema_shell_script_and_marks_of_types(tmp_path: Path) -> None:
     wheel_of = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run([*wheel_of, "-q", "--wheel-dir", str(tmp_path), str(PROJECT)], check=True)

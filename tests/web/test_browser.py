@@ -25,7 +25,7 @@ from tests.integration.conftest import home, running
 from tests.procs import Relay, environment, inbox_of, relay, rows_of, until
 
 __all__ = ["home", "running"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e " + "w" * 300
 PAGES = (
     "/",

@@ -25,7 +25,7 @@ from tests.web.test_browser import (
 )
 
 __all__ = ["chromium", "home", "page", "running", "served"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 # The rules of WCAG 2 that a program can decide: names of what is operated, language, title,
 # headings in order, no id twice, and 4.5 to 1 between a text and what is behind it.
