@@ -16,16 +16,22 @@ from typing import Any
 
 from relay.base.home import Home
 from relay.base.process_info import started_at
+from relay.reach import rungs
 from relay.reach.ringing import Memory
 from relay.reach.rungs import SOCKET, TOKEN
 from relay.reach.session import IDLE, Session, load_session, save_session, side_file
-from tests.procs import until
+from tests.procs import PATIENCE_S, until
 from tests.reach.hooks import put
 
 BELL = (sys.executable, "-S", "-c")
-CODE = (
-    "import sys; sys.path.insert(0, {!r}); from relay.reach.bell import serve; serve(*sys.argv[1:])"
-)
+# A ring that nobody answers comes again in an hour, not in 5 s: the machine may be busy.
+CODE = """
+import sys; sys.path.insert(0, {!r})
+from relay.reach import bell, ringing, rungs, waiting
+waiting.PAUSES_S = (3600,)
+rungs.ANSWER_S = {}
+bell.serve(*sys.argv[1:])
+"""
 PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -83,6 +89,7 @@ class Cli:
         session.bound_at = session.seen_at = session.state_at = time.time_ns()
         session.state, session.cwd = IDLE, str(root)
         self.env: dict[str, str] = {}
+        self.answer_s = rungs.ANSWER_S  # its bell waits so long for the word of Claude's socket
         self.bells: list[subprocess.Popen[bytes]] = []
         self._sent = 0
         save_session(str(root), session)
@@ -120,7 +127,13 @@ class Cli:
 
     def bell(self, **env: str) -> subprocess.Popen[bytes]:
         """Its bell, as the SessionStart hook starts it."""
-        argv = [*BELL, CODE.format(PACKAGE), str(self.root), self.harness, self.session.session_id]
+        argv = [
+            *BELL,
+            CODE.format(PACKAGE, self.answer_s),
+            str(self.root),
+            self.harness,
+            self.session.session_id,
+        ]
         self.bells.append(subprocess.Popen(argv, env=os.environ | self.env | env))
         until(lambda: (memory := self.memory) and memory.rungs)
         return self.bells[-1]
@@ -148,6 +161,8 @@ class Cli:
     def inbox(self, path: Path, **options: Any) -> Inbox:
         """Claude's socket, made known to bells that start from now on."""
         self.env = {SOCKET: str(path), TOKEN: "s3cret-t0ken"}
+        if options.get("status"):  # it says something, but when its thread has its turn
+            self.answer_s = PATIENCE_S
         return Inbox(path, **options)
 
     def reload(self) -> Session | None:

@@ -39,7 +39,7 @@ class Turns:
         self.seen: Counter[str] = Counter()  # id -> how often it was shown as new
         self.again: Counter[str] = Counter()  # and as shown before
         self.ways: Counter[str] = Counter()
-        self.hook_s = 0.01
+        self.delay_s = 0.01  # found so that one way is taken as often as the other
         self.hook("SessionStart", source="startup")
 
     def hook(self, event: str, **facts: Any) -> str:
@@ -73,13 +73,12 @@ class Turns:
         """One turn, at the end of which a message comes."""
         self.hook("UserPromptSubmit", prompt="go on")
         message_id = f"{1700000000000000000 + number}-aa"
-        delay = self.random.uniform(0, self.hook_s * 1.3)
+        delay = self.random.uniform(0.5, 1.5) * self.delay_s
         sender = threading.Thread(target=self._send, args=(message_id, delay))
-        began = time.monotonic()
         sender.start()
         is_refused = bool(self.hook("Stop"))
-        self.hook_s = 0.9 * self.hook_s + 0.1 * (time.monotonic() - began)
         sender.join()
+        self.delay_s *= 1.1 if is_refused else 0.9
         if is_refused:
             assert self.session.state == "working"
             assert self.hook("Stop", stop_hook_active=True) == ""

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.harness import Harness
-from tests.procs import Relay, relay, rows_of, until
+from tests.procs import PATIENCE_S, Relay, relay, rows_of, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 VENDORS = ("claude", "codex")
 
 
@@ -27,21 +26,37 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RELAY_NO_WAIT", raising=False)
 
 
-def installed(root: Path, vendor: str, seconds: int = 60) -> Path:
-    """A project whose session is bob, and asks the operator for so long."""
+# A hook whose time for an answer is over when the file ``over`` is there.
+PATIENT = """
+import os, sys, time
+from agent_sdk import Agent
+from relay.__main__ import main
+wait = Agent.wait
+def patient(agent, question, how):
+    while how.startswith("answer=") and not os.path.exists({over!r}):
+        time.sleep(0.01)
+    return wait(agent, question, "answer=10ms")
+Agent.wait = patient
+main()
+"""
+RELAY = Path(sys.executable).with_name("relay")
+
+
+def installed(root: Path, vendor: str, seconds: int = 60, until_over: bool = False) -> Path:
+    """A project whose session is bob, and asks the operator for so long, or until ``over``."""
     project = root.parent / "project"
     project.mkdir()
-    path = Path(sys.executable).with_name("relay")
-    words = [path, "hooks", "install", vendor, "--project", "--home", root, "--as", "bob"]
+    words = [RELAY, "hooks", "install", vendor, "--project", "--home", root, "--as", "bob"]
     subprocess.run(
-        [*words, "--approvals", f"{max(10, seconds)}s"],
-        cwd=project,
-        check=True,
-        capture_output=True,
+        [*words, "--approvals", f"{seconds}s"], cwd=project, check=True, capture_output=True
     )
-    if seconds < 10:  # quicker than anybody may set it
+    if until_over:
+        program = root.parent / "patient.py"
+        program.write_text(PATIENT.format(over=str(root.parent / "over")))
+        hook = f"{RELAY} hook {vendor} PermissionRequest"
         for file in project.rglob("*.json"):
-            file.write_text(file.read_text().replace("--ask 10", f"--ask {seconds}"))
+            patient = hook.replace(str(RELAY), f"{sys.executable} {program}")
+            file.write_text(file.read_text().replace(hook, patient))
     return project
 
 
@@ -54,7 +69,7 @@ def asking(cli: Harness, command: str) -> Iterator[list[str]]:
     try:
         yield decided
     finally:
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def waiting(home: Path) -> list[dict[str, Any]]:
@@ -85,7 +100,7 @@ def test_the_answer_in_time_decides(
             assert relay(verb, row["id"], *words, home=root).returncode == 0
         assert decided == [decision]
         assert cli.errors() == []
-        assert waiting(root) == []
+        until(lambda: not waiting(root))
         second = relay("approve", row["id"], home=root)
         assert second.returncode == 6 and "was answered by operator at" in second.stderr
         (trace,) = rows_of("trace", row["id"], home=root)  # what was asked, and the answer
@@ -93,14 +108,16 @@ def test_the_answer_in_time_decides(
 
 
 def test_without_an_answer_the_dialog_asks_and_nothing_waits_any_more(root: Path) -> None:
-    with Relay(root), Harness("claude", installed(root, "claude", 1)) as cli:
+    project = installed(root, "claude", until_over=True)
+    with Relay(root), Harness("claude", project) as cli:
         cli.start()
         with asking(cli, "make") as decided:
             until(lambda: waiting(root))
             (row,) = waiting(root)
+            (root.parent / "over").touch()
         assert decided == ["dialog"]
         assert cli.errors() == []
-        assert waiting(root) == []
+        until(lambda: not waiting(root))
         late = relay("approve", row["id"], home=root)
         assert late.returncode != 0
         assert (
@@ -109,14 +126,16 @@ def test_without_an_answer_the_dialog_asks_and_nothing_waits_any_more(root: Path
 
 
 def test_a_question_that_was_read_and_not_answered_decides_nothing_later(root: Path) -> None:
-    with Relay(root), Harness("claude", installed(root, "claude", 3)) as cli:
+    project = installed(root, "claude", 10, until_over=True)
+    with Relay(root), Harness("claude", project) as cli:
         cli.start()
         with asking(cli, "make") as decided:
             until(lambda: waiting(root))
             (row,) = waiting(root)
             assert relay("inbox", "--take", home=root).returncode == 0
+            (root.parent / "over").touch()
         assert decided == ["dialog"]
-        assert waiting(root) == []
+        until(lambda: not waiting(root))
         late = relay("approve", row["id"], home=root)
         assert late.returncode == 6
         assert "no longer waits: the agent's own dialog asks now" in late.stderr
@@ -124,24 +143,24 @@ def test_a_question_that_was_read_and_not_answered_decides_nothing_later(root: P
 
 def test_a_session_that_is_killed_while_it_waits_loses_nothing(root: Path) -> None:
     """The vendor kills its hooks: the question is in the list until its time is over."""
-    with Relay(root), Harness("claude", installed(root, "claude", 8)) as cli:
+    with Relay(root), Harness("claude", installed(root, "claude", 10)) as cli:
         cli.start()
         thread = threading.Thread(target=lambda: cli.ask("make"))
         thread.start()
         until(lambda: waiting(root))
         cli._runner.close()
-        thread.join(20)
-        until(lambda: waiting(root) == [], patience_s=20)
+        thread.join(PATIENCE_S)
+        until(lambda: not waiting(root))
         assert relay("doctor", home=root).returncode == 0
 
 
 def test_without_a_relay_the_dialog_asks_at_once(root: Path) -> None:
-    with Harness("claude", installed(root, "claude")) as cli:
+    with Harness(
+        "claude", installed(root, "claude", 600)
+    ) as cli:  # the test would not last so long
         with Relay(root):
             cli.start()
-        began = time.monotonic()
         assert cli.ask("make") == "dialog"
-        assert time.monotonic() - began < 30
         assert cli.errors() == []
 
 
@@ -158,7 +177,7 @@ def test_the_first_answer_decides_for_all(root: Path) -> None:
                 for line, verb in zip(words, ("approve", "deny"), strict=True)
             ]
             for one in both:
-                one.communicate(timeout=30)
+                one.communicate(timeout=PATIENCE_S)
         codes = [one.returncode for one in both]
         assert sorted(codes) == [0, 6]
         assert decided == ["allow" if codes[0] == 0 else "deny: the operator answered no"]
@@ -169,9 +188,8 @@ def test_they_come_out_of_the_settings_as_they_went_in(root: Path) -> None:
     file = project / ".claude/settings.local.json"
     asked = json.loads(file.read_text())["hooks"]["PermissionRequest"]
     assert [len(one["hooks"]) for one in asked] == [2]
-    path = Path(sys.executable).with_name("relay")
     subprocess.run(
-        [path, "hooks", "remove", "claude"], cwd=project, check=True, capture_output=True
+        [RELAY, "hooks", "remove", "claude"], cwd=project, check=True, capture_output=True
     )
     assert not file.exists()
 
@@ -179,8 +197,7 @@ def test_they_come_out_of_the_settings_as_they_went_in(root: Path) -> None:
 def test_a_hook_that_is_ended_withdraws_its_question_and_says_nothing(root: Path) -> None:
     with Relay(root), Harness("claude", installed(root, "claude")) as cli:
         cli.start()
-        path = Path(sys.executable).with_name("relay")
-        words = [path, "hook", "claude", "PermissionRequest", "--home", root, "--ask", "60"]
+        words = [RELAY, "hook", "claude", "PermissionRequest", "--home", root, "--ask", "60"]
         facts = {"session_id": cli.session_id, "tool_name": "Bash", "cwd": str(cli.cwd)}
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
         with subprocess.Popen(words, **pipes) as hook:  # type: ignore[call-overload]
@@ -189,5 +206,5 @@ def test_a_hook_that_is_ended_withdraws_its_question_and_says_nothing(root: Path
             until(lambda: waiting(root))
             hook.terminate()
             assert (hook.stdout.read(), hook.stderr.read()) == (b"", b"")
-            assert hook.wait(20) == 0
-        assert waiting(root) == []
+            assert hook.wait(PATIENCE_S) == 0
+        until(lambda: not waiting(root))

@@ -18,7 +18,7 @@ from relay.reach.ringing import Bell
 from relay.reach.rungs import TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
 from relay.reach.waiting import Inbox, Pace
-from tests.procs import until
+from tests.procs import PATIENCE_S, until
 from tests.reach.bells import PACKAGE, Cli, cli
 from tests.reach.hooks import put
 
@@ -87,7 +87,7 @@ def test_urgent_messages_ring_at_once(bob: Cli, tmp_path: Path) -> None:
     until(lambda: len(inbox.texts) == 1)
     bob.drop()
     bob.drop(PRIORITY=0)
-    until(lambda: len(inbox.texts) == 2, patience_s=3)
+    until(lambda: len(inbox.texts) == 2)
     time.sleep(0.3)
     assert len(inbox.texts) == 2
 
@@ -223,25 +223,25 @@ def test_it_ends_with_its_session(bob: Cli, tmp_path: Path) -> None:
     first = bob.bell()
     with session_lock(str(bob.root)):
         remove_session(str(bob.root), bob.session)
-    assert first.wait(5) == 0
+    assert first.wait(PATIENCE_S) == 0
     assert not list((bob.root / "sessions").glob("*.bell"))
     bob.hook(IDLE)
     second = bob.bell()
     bob.process.kill()
     bob.process.wait()
-    assert second.wait(5) == 0
+    assert second.wait(PATIENCE_S) == 0
 
 
 def test_it_ends_when_another_session_takes_the_name(bob: Cli) -> None:
     process = bob.bell()
     bob.hook(IDLE, agent="")
-    assert process.wait(5) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
     root = str(bob.root)
     process = bob.bell()
-    assert bob.bell().wait(5) == 0
+    assert bob.bell().wait(PATIENCE_S) == 0
     assert not bells.start(root, bob.session)
     process.kill()
     process.wait()
@@ -316,9 +316,10 @@ def test_the_hooks_start_it_and_end_it(bob: Cli, tmp_path: Path) -> None:
     printed = hook("UserPromptSubmit", prompt=inbox.texts[0])
     assert "the build is green" in printed
     assert '"decision": "block"' in hook("UserPromptSubmit", prompt=inbox.texts[0])
+    rings = len(inbox.texts)  # one, unless the prompt took longer than the first pause
     hook("Stop")
     time.sleep(0.2)
-    assert len(inbox.texts) == 1
+    assert len(inbox.texts) == rings
     secret = bob.env[TOKEN].encode()
     files = [path for path in bob.root.rglob("*") if path.is_file()]
     assert not [path for path in files if secret in path.read_bytes()]

