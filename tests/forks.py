@@ -34,6 +34,7 @@ LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
 PROJECT = Path(__file__).resolve().parent.parent
 CLI, DAEMON = "relay.cli", "relay.daemon.process"  # each has a main
 READY_FD = 3
+PATIENCE_S = 30.0  # see be_patient
 ABOVE_FD = 64  # no descriptor of the server has a higher number
 _lock = threading.Lock()
 _servers: dict[tuple[int, int], socket.socket] = {}  # of a test process, and of a user
@@ -225,9 +226,23 @@ def _become(request: dict[str, Any], given: list[int]) -> NoReturn:
     os._exit(code)  # nothing is taken apart: that touches every page, and costs as much as a start
 
 
+def be_patient() -> None:
+    """Let commands and agents wait longer for a relay that is about to answer.
+
+    Two seconds are enough for people; beside a whole suite a relay may not have had its turn.
+    """
+    from agent_sdk import requests
+    from relay.views import messages
+
+    requests.WAIT_S = messages.WAIT_S = PATIENCE_S
+    requests.default_wait_s.__defaults__ = (PATIENCE_S,)
+
+
 def _preload() -> None:
     """Import the daemon, and what commands import but for the audits."""
     from relay.cli import COMMANDS
+
+    be_patient()
 
     modules = {*COMMANDS.values()} - {"relay.cli.audit"}
     for module in (*sorted(modules), DAEMON, "rich.table", "relay.doctor"):

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -104,8 +105,11 @@ def status_of(home: Path) -> dict[str, Any]:
 
 def log_of(home: Path, action: str = "") -> list[dict[str, Any]]:
     """The lines of the relay's log with this action, or all."""
-    lines = (home / "logs" / "relay.log").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if not action or line["action"] == action]
+    whole, _, _ = (
+        (home / "logs" / "relay.log").read_text().rpartition("\n")
+    )  # one may be half there
+    lines = map(json.loads, whole.splitlines())
+    return [line for line in lines if not action or line["action"] == action]
 
 
 @contextlib.contextmanager
@@ -120,6 +124,16 @@ def no_room_above(size: int) -> Iterator[None]:
         yield  # no longer: the report of the test may go to a file, too
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
+    """A port on which a server may listen that reuses addresses, and which nobody else gets."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as holder:
+        holder.bind((address, 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield int(holder.getsockname()[1])
 
 
 @contextlib.contextmanager

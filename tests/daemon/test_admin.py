@@ -24,7 +24,7 @@ from relay.daemon import admin
 from relay.daemon.admin import Admin
 from relay.daemon.status import SharedStatus
 from tests.fakes import FakeClock
-from tests.procs import until
+from tests.procs import PATIENCE_S, reserved_port, until
 
 
 class Asked:
@@ -43,9 +43,9 @@ class Asked:
         """(status, type, body)."""
         connection: http.client.HTTPConnection
         if port:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         else:
-            connection = status_client._UnixConnection(str(self.root / SOCKET), 5)
+            connection = status_client._UnixConnection(str(self.root / SOCKET), PATIENCE_S)
         connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
         body = answer.read().decode()
@@ -139,7 +139,7 @@ def test_another_method_is_405_and_one_line(served: Asked, method: str) -> None:
 )
 def test_what_is_no_request_gets_a_line_and_stops_nobody(served: Asked, line: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
+        client.settimeout(PATIENCE_S)
         client.connect(str(served.root / SOCKET))
         client.sendall(line)
         said = client.makefile("rb").read()
@@ -149,7 +149,7 @@ def test_what_is_no_request_gets_a_line_and_stops_nobody(served: Asked, line: by
 
 def test_a_line_without_end_is_refused(served: Asked) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
+        client.settimeout(PATIENCE_S)
         client.connect(str(served.root / SOCKET))
         client.sendall(b"GET /" + b"x" * 70_000 + b" HTTP/1.0\r\n\r\n")
         assert b"414" in client.makefile("rb").readline()
@@ -157,7 +157,7 @@ def test_a_line_without_end_is_refused(served: Asked) -> None:
 
 def connected(asked: Asked) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(10)
+    client.settimeout(PATIENCE_S)
     client.connect(str(asked.root / SOCKET))
     client.sendall(b"GET /healthz HTTP/1.0\r\n")
     return client
@@ -173,6 +173,7 @@ def test_of_many_who_linger_the_oldest_is_cut_off(
     served: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(admin, "REQUEST_TIMEOUT_S", PATIENCE_S)  # none for its time
     slow = [connected(served) for _ in range(4)]
     assert is_cut_off(slow[0])
     assert served.ask("/healthz")[0] == 200
@@ -188,7 +189,7 @@ def test_who_asks_in_drops_has_no_more_time_than_others(served: Asked) -> None:
         patch.setattr(admin, "REQUEST_TIMEOUT_S", 0.5)
         slow = connected(served)
         with contextlib.suppress(OSError):
-            until(lambda: slow.sendall(b"X: y\r\n"), patience_s=8)  # never true: an error ends it
+            until(lambda: slow.sendall(b"X: y\r\n"))  # never true: an error ends it
         assert is_cut_off(slow)
     assert served.ask("/healthz")[0] == 200
 
@@ -233,14 +234,14 @@ def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -
     assert list(root.iterdir()) == []
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of every address of IPv4."""
+    with reserved_port("0.0.0.0") as found:
+        yield found
 
 
-def test_on_loopback_when_configured(asked: Asked) -> None:
-    port = free_port()
+def test_on_loopback_when_configured(asked: Asked, port: int) -> None:
     asked.serve()
     asked.admin.begin(f"127.0.0.1:{port}")
     for host in ("", "localhost", f"localhost:{port}", "[::1]:9464"):
@@ -252,22 +253,22 @@ def test_on_loopback_when_configured(asked: Asked) -> None:
 
 
 def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
-    with socket.socket(socket.AF_INET6) as one:
+    with contextlib.ExitStack() as stack:
         try:
-            one.bind(("::1", 0))
+            port = stack.enter_context(reserved_port("::1"))
         except OSError:
             pytest.skip("this machine has no IPv6")
-        port = one.getsockname()[1]
-    asked.serve()
-    asked.admin.begin(f"[::1]:{port}")
-    connection = http.client.HTTPConnection("::1", port, timeout=5)
-    connection.request("GET", "/healthz")
-    assert connection.getresponse().read() == b"healthy\n"
-    connection.close()
+        asked.serve()
+        asked.admin.begin(f"[::1]:{port}")
+        connection = http.client.HTTPConnection("::1", port, timeout=PATIENCE_S)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"healthy\n"
+        connection.close()
 
 
-def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Asked) -> None:
-    port = free_port()
+def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(
+    asked: Asked, port: int
+) -> None:
     asked.serve()
     asked.admin.begin(f"127.0.0.2:{port}")
     assert asked.ask("/healthz", host="evil.example")[0] == 200  # who may open it is the owner
@@ -279,7 +280,7 @@ def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Aske
         ("evil.example", 403),
         ("[::2]", 403),
     ):
-        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=PATIENCE_S)
         connection.request("GET", "/status", headers={"Host": host})
         answer = connection.getresponse()
         assert (answer.status, host) == (code, host)
@@ -288,8 +289,10 @@ def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Aske
                 b"403 ask by one of localhost, 127.0.0.1, [::1], or admin.listen\n"
             )
         connection.close()
-    with socket.create_connection(("127.0.0.2", port), timeout=5) as bare:  # it names no host
-        bare.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+    with socket.create_connection(
+        ("127.0.0.2", port), timeout=PATIENCE_S
+    ) as bare:  # it names no host
+        bare.sendall(b"GET /status HTTP/1.0\r\n\r\n")  # it names no host
         assert bare.recv(100).startswith(b"HTTP/1.0 403 ")
 
 

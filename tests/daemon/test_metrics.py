@@ -14,7 +14,7 @@ from relay.base.disk import DiskState, DiskUsage
 from relay.base.metrics import STAGES
 from relay.daemon.status import COUNTERS, TOTALS, SharedStatus, StatusPublisher, metrics_page
 from tests.box import Box
-from tests.procs import PROJECT, until
+from tests.procs import PATIENCE_S, PROJECT, until
 
 
 def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
@@ -151,12 +151,13 @@ def test_who_asks_waits_for_the_loop_but_not_for_one_that_is_stuck(
 ) -> None:
     status = box.session.status
     before = status.snapshot
+    monkeypatch.setattr("relay.daemon.status.PATIENCE_S", PATIENCE_S)
     box.clock.advance(2)
     asking = threading.Thread(target=status.refresh)
     asking.start()
     until(lambda: bool(status.asked), "it asks")
     box.tick()
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert not asking.is_alive() and status.snapshot is not before
     monkeypatch.setattr("relay.daemon.status.PATIENCE_S", 0.001)
     status.refresh()  # nobody turns the loop

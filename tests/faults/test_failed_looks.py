@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.tracing import Tracing
-from tests.procs import Relay, until
+from tests.procs import PATIENCE_S, Relay, until
 
 NAMES = [f"100000000{number}-0{number}.msg" for number in range(1, 4)]
 # the names that are opened relative to a directory, or the directory whose files are asked for
@@ -54,7 +54,7 @@ def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
     killing = Tracing(folder, [segment], "pwrite64:signal=SIGKILL:when=1")
     with killing.attached(relay.pid):
         drop(relay.home, "bob", *NAMES)
-        assert relay.process.wait(20) == -9
+        assert relay.process.wait(PATIENCE_S) == -9
     relay.process = None
     assert set(statuses(relay.home)) <= {"pending", "processing"} and statuses(relay.home)
 
@@ -74,7 +74,7 @@ def test_D1_a_start_that_cannot_look_gives_up_nothing(
     assert sick.injected()
 
     relay.start()
-    until(lambda: inbox(home, "alice") == NAMES, "three messages", 20)
+    until(lambda: inbox(home, "alice") == NAMES, "three messages")
     relay.stop()
     assert statuses(home) == ["archived"] * 3
     assert inbox(home, "bob") == []  # nobody told it that they are gone
@@ -88,7 +88,7 @@ def test_D1_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_
 
     sick = Tracing(tmp_path, [home / "agents/bob/outbox"], "newfstatat:error=EIO:when=1..12")
     relay.start(*sick.command)
-    until(lambda: inbox(home, "alice") == NAMES, "three messages", 20)
+    until(lambda: inbox(home, "alice") == NAMES, "three messages")
     relay.stop()
     assert statuses(home) == ["archived"] * 3 and inbox(home, "bob") == []
     assert len(sick.injected()) == 12
@@ -108,7 +108,7 @@ def test_D1_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
     assert sick.injected() and inbox(home, "alice") == []  # no word that there is no such agent
 
     relay.start()
-    until(lambda: inbox(home, "bob") == NAMES[:1], "its mail", 20)
+    until(lambda: inbox(home, "bob") == NAMES[:1], "its mail")
     relay.stop()
 
 
@@ -122,20 +122,22 @@ def test_D1_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
     killing = Tracing(tmp_path, [home / "agents/bob/outbox"], "renameat:signal=SIGKILL:when=1")
     with killing.attached(relay.pid):
         drop(home, "bob", NAMES[0])
-        assert relay.process.wait(20) == -9
+        assert relay.process.wait(PATIENCE_S) == -9
     relay.process = None
     folder = home / "agents/alice/inbox"
     os.rename(folder / NAMES[0], folder / ".read" / NAMES[0])
 
     sick = Tracing(tmp_path, ["inbox"], "openat:error=EMFILE")
     relay.start(*sick.command, wait=False)
-    assert relay.process.wait(20) == 1  # it says why, and whoever looks after it starts it again
+    assert (
+        relay.process.wait(PATIENCE_S) == 1
+    )  # it says why, and whoever looks after it starts it again
     relay.process = None
     assert sick.injected()
 
     relay.start()
-    until(lambda: statuses(home) == ["archived"], "the end of the message", 20)
+    until(lambda: statuses(home) == ["archived"], "the end of the message")
     drop(home, "bob", NAMES[1])
-    until(lambda: inbox(home, "alice"), "the next one", 20)
+    until(lambda: inbox(home, "alice"), "the next one")
     relay.stop()
     assert inbox(home, "alice") == NAMES[1:2]

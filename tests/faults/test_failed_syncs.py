@@ -35,7 +35,7 @@ def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     dying = Tracing(tmp_path, [segment, marker], "fdatasync:error=EIO", "fsync:error=EIO")
     with dying.attached(relay.pid):
         drop(relay.home, "bob", NAMES[0])
-        until(lambda: dying.text().count("(INJECTED)") >= 2, "both syncs", 20)
+        until(lambda: dying.text().count("(INJECTED)") >= 2, "both syncs")
         relay.kill()
     assert not list(segment.parent.glob("*.unsynced")) and inbox(relay.home, "alice") == []
     before, _, _ = dying.text().partition("(INJECTED)")
@@ -43,7 +43,7 @@ def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
 
     looking = Tracing(tmp_path, [segment])
     relay.start(*looking.command)
-    until(lambda: inbox(relay.home, "alice") == NAMES[:1], "the message", 20)
+    until(lambda: inbox(relay.home, "alice") == NAMES[:1], "the message")
     relay.stop()
     first_sync = next(n for n, line in enumerate(looking.lines()) if "fdatasync(" in line)
     written = [region(line) for line in looking.lines()[:first_sync] if region(line)[1]]
@@ -54,7 +54,7 @@ def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
 def test_D5_what_a_checkpoint_covers_is_not_written_again(relay: Relay, tmp_path: Path) -> None:
     relay.start()
     drop(relay.home, "bob", *NAMES, text="x" * 20_000)
-    until(lambda: inbox(relay.home, "alice") == NAMES, "the messages", 20)
+    until(lambda: inbox(relay.home, "alice") == NAMES, "the messages")
     relay.stop()
     (segment,) = relay.home.glob("journal/*/segments/*.seg")
 

@@ -27,8 +27,8 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
     assert relay.process is not None and status_of(home)
     refusing = Tracing(tmp_path, [listening(home)], "poll:error=ENOMEM:when=1..3")
     with refusing.attached(relay.pid):
-        until(lambda: refusing.text().count("(INJECTED)") == 3, "three errors", 20)
-        until(lambda: status_of(home), "an answer", 20)
+        until(lambda: refusing.text().count("(INJECTED)") == 3, "three errors")
+        until(lambda: status_of(home), "an answer")
     (said,) = log_of(home, "admin")
     assert "error on admin.sock, still serving" in said["event"]
     assert "Cannot allocate memory" in said["event"] and "exception" not in said
@@ -42,10 +42,10 @@ def test_D9_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_pat
     with without_threads.attached(relay.pid):
         os.rename(home / "store", home / "elsewhere")
         drop(home, "bob", NAMES[0])
-        until(lambda: log_of(home, "begin_again"), "the first", 20)
+        until(lambda: log_of(home, "begin_again"), "the first")
         os.rename(home / "elsewhere", home / "store")
-        until(lambda: log_of(home, "begin_again")[-1]["error"] == "RuntimeError", "no thread", 20)
-    until(lambda: inbox(home, "alice") == NAMES[:1], "the message", 20)
+        until(lambda: log_of(home, "begin_again")[-1]["error"] == "RuntimeError", "no thread")
+    until(lambda: inbox(home, "alice") == NAMES[:1], "the message")
     first, *_, last = log_of(home, "begin_again")
     assert first["error"] == "UnsafePath" and "put the directory back" in first["event"]
     assert "can't start new thread; raise the limit of processes" in last["event"]

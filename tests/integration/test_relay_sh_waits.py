@@ -11,7 +11,7 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base.errors import EXIT_OK, EXIT_REFUSED, EXIT_STATE
-from tests.procs import Relay, inbox_of, until
+from tests.procs import PATIENCE_S, Relay, inbox_of, until
 from tests.shells import SHELLS, Shell
 
 pytestmark = pytest.mark.home("sh-1", "bob", "carol")
@@ -53,11 +53,11 @@ def test_what_the_relay_has_is_no_word_and_of_a_refusal_the_nack_is_taken(
 def test_a_nack_that_some_did_not_get_it_stays_in_the_inbox(running: Relay, sh: Shell) -> None:
     with Agent("bob", sh.home) as bob, Agent("carol", sh.home) as carol:
         for agent in (bob, carol):
-            agent.join("team", timeout_s=10)
+            agent.join("team", timeout_s=PATIENCE_S)
     assert send(sh, "relay_send -k join '#team'")[0] == EXIT_OK
     with Agent("operator", sh.home) as operator:
         body = "ACTION: agent.retire\nNAME: carol"
-        operator.request("__orchestrator__", body, 10)
+        operator.request("__orchestrator__", body, PATIENCE_S)
     until(lambda: send(sh, "relay_recv")[0] != EXIT_OK)  # the ack of the join, notifications
     status, sent, line = send(sh, "relay_send '#team' hi")
     assert (status, line) == (EXIT_OK, "")
@@ -99,7 +99,7 @@ WAITS = """\
 relay_send -w none bob hi                0
 relay_send -w taken bob hi               0
 relay_send -w delivered bob hi           0  delivered to bob, not read yet
-relay_send -w read=100ms bob hi          4  delivered to bob, not read yet
+relay_send -w read=3s bob hi             4  delivered to bob, not read yet
 relay_send -w seen bob hi                2  -w takes none, taken, delivered, read, done or answer
 """
 

@@ -28,6 +28,7 @@ from tests.procs import (
     environment,
     log_of,
     relay,
+    reserved_port,
     rows_of,
     status_of,
     until,
@@ -120,22 +121,19 @@ def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay, home
 
 
 def test_metrics_move_to_another_port(running: Relay, home: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
     def answers() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
         except OSError:
             return False
         return True
 
-    reload(running, json.dumps({"admin": {"listen": f"127.0.0.1:{port}"}}))
-    until(answers)
-    reload(running, "{}")
-    until(lambda: not answers())
-    until(lambda: "pid" in status_of(home))
+    with reserved_port() as port:
+        reload(running, json.dumps({"admin": {"listen": f"127.0.0.1:{port}"}}))
+        until(answers)
+        reload(running, "{}")
+        until(lambda: not answers())
+        until(lambda: "pid" in status_of(home))
 
 
 @pytest.mark.shows("ready 5.1")
@@ -253,7 +251,7 @@ def test_an_upload_that_takes_long_does_not_stop_service_for_a_reload(home: Path
 
 def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
     command = ["-m", "relay", "--home", str(home), "up", "--foreground"]
-    view = pexpect.spawn(sys.executable, command, env=environment(), timeout=30)  # type: ignore[arg-type]
+    view = pexpect.spawn(sys.executable, command, env=environment(), timeout=PATIENCE_S)  # type: ignore[arg-type]
     view.expect("ready: ")
     view.kill(signal.SIGHUP)
     view.expect(pexpect.EOF)

@@ -9,7 +9,8 @@ import pytest
 
 from relay.base.home import LEDGER, Home
 from relay.ledger.ledger import Ledger
-from tests.procs import Relay, home_of
+from relay.reach import mcp
+from tests.procs import PATIENCE_S, Relay, home_of
 from tests.reach.hooks import Cli
 
 
@@ -60,6 +61,8 @@ def bobs_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home with a relay; calls of this process are bob's."""
     monkeypatch.setenv("AGENT_RELAY_NAME", "bob")
+    for patience in ("WAIT_S", "RECORDED_S"):  # for the relay's word, in this process
+        monkeypatch.setattr(mcp, patience, PATIENCE_S)
     home = home_of(tmp_path / "home", "alice", "bob")
     with Relay(home):
         yield home

