@@ -18,6 +18,7 @@ from relay.base.discovery import HOME_VARIABLE
 from relay.commstore.store import CommStore
 from relay.journal.plan import TierPolicy
 from relay.ledger.ledger import Ledger
+from tests import forks
 from tests.box import HOMES, Box, MakeBox
 from tests.engine.support import NOW_S
 from tests.fakes import FakeClock
@@ -39,6 +40,8 @@ settings.load_profile("steady")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["RELAY_NO_WAIT"] = "1"  # what sends does not wait for the relay; tests of that unset it
+
+forks.be_patient()  # the SDK in this process, too
 
 # Under nohup, or in the background of a script, both are ignored, and so they would be by all
 # that the tests start and end.

@@ -12,7 +12,7 @@ import pexpect
 from pexpect.fdpexpect import fdspawn
 
 from tests import forks
-from tests.procs import environment
+from tests.procs import PATIENCE_S, environment
 
 
 def in_a_terminal(
@@ -29,12 +29,12 @@ def in_a_terminal(
     env = environment(TERM="xterm", COLUMNS=str(columns), LINES=str(rows), **more)
     process = forks.start(forks.CLI, ["--home", str(home), *words], env, theirs, theirs, theirs)
     os.close(theirs)
-    view = fdspawn(ours, timeout=40)
+    view = fdspawn(ours, timeout=PATIENCE_S)
     meanwhile(view)
     view.expect(pexpect.EOF)
     view.close()
     assert isinstance(view.before, bytes)
-    return process.wait(40), view.before.decode(errors="surrogateescape")
+    return process.wait(PATIENCE_S), view.before.decode(errors="surrogateescape")
 
 
 def lines_in_a_terminal(home: Path, columns: int, command: str) -> list[str]:

@@ -17,7 +17,7 @@ from relay.base.home import LEDGER
 from relay.daemon.housekeeper import packable, run_retention
 from relay.ledger import archive_pack
 from tests.box import Box
-from tests.procs import Relay, relay, until
+from tests.procs import PATIENCE_S, Relay, relay, until
 
 AGENTS = ("alice", "bob", "carol")
 DAY_S = 86_400
@@ -83,8 +83,8 @@ def talk(home: Path, about: str = "main") -> None:
         for number in range(6):
             alice.send("bob", f"number {number}")
         bob.send("*", "to all")
-        alice.join("team", timeout_s=20)
-        carol.join("team", timeout_s=20)
+        alice.join("team", timeout_s=PATIENCE_S)
+        carol.join("team", timeout_s=PATIENCE_S)
         carol.send("#team", "to the team")
         query = alice.send("carol", f"which branch of {about}?", kind="query")
         command = bob.send("carol", f"deploy {about}", kind="command")

@@ -16,6 +16,7 @@ import pytest
 
 from relay.base import fsio, logs
 from relay.base.logs import Log, make_log
+from tests.procs import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +136,7 @@ def test_a_terminal_gets_sentences(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code]
     env = os.environ | {"TZ": "Europe/Berlin"}
-    shown = pexpect.run(shlex.join(command), env=env).decode().splitlines()
+    shown = pexpect.run(shlex.join(command), PATIENCE_S, env=env).decode().splitlines()
     assert [line[21:] for line in shown[:3]] == [
         "Ready (epoch 3)",
         "warning: bob is \\x1b[31mslow",

@@ -12,7 +12,7 @@ import pexpect
 import pytest
 
 from relay.cli.usage import SHELLS
-from tests.procs import environment, home_of, relay
+from tests.procs import PATIENCE_S, environment, home_of, relay
 
 BASH = """
 eval "$(relay completion bash)"
@@ -83,7 +83,7 @@ def test_zsh_completes_a_name(home: Path, tmp_path: Path) -> None:
         ["-f", "-i"],
         env=shell_environment(home, tmp_path),  # type: ignore[arg-type]
         encoding="utf-8",
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     view.sendline(
         "PS1='> '; autoload -Uz compinit; compinit -u -D; eval \"$(relay completion zsh)\""

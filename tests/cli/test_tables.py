@@ -9,6 +9,7 @@ import pytest
 
 from relay.base.clock import local_time
 from relay.cli.tables import cut, highlight, print_table
+from tests.procs import PATIENCE_S
 
 TABLE = """
 from relay.cli.tables import print_table
@@ -21,7 +22,12 @@ def on_a_terminal(columns: int, options: str = "wide=False", **env: str) -> list
     code = TABLE.replace("{}", options)
     env = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "NO_COLOR": "1"} | env
     view = pexpect.spawn(
-        sys.executable, ["-c", code], dimensions=(24, columns), env=env, encoding="utf-8"
+        sys.executable,
+        ["-c", code],
+        dimensions=(24, columns),
+        env=env,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
     )
     shown: str = view.read()
     view.close()

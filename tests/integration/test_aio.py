@@ -10,7 +10,7 @@ import pytest
 
 from agent_sdk import Refused, RelayError, Timeout, aio
 from tests.agent_sdk.support import open_fds
-from tests.procs import Relay
+from tests.procs import PATIENCE_S, Relay
 
 pytestmark = pytest.mark.home("alice", "bob")
 
@@ -25,8 +25,8 @@ async def test_an_answer_goes_to_the_task_that_waits_for_it(running: Relay, home
                 got.append(message.body)
 
         listener = asyncio.create_task(listen())
-        asked = asyncio.create_task(alice.query("bob", "which?", 10))
-        question = await bob.receive(10)
+        asked = asyncio.create_task(alice.query("bob", "which?", PATIENCE_S))
+        question = await bob.receive(PATIENCE_S)
         assert question is not None
         await bob.send("alice", "by the way")
         await bob.reply(question, "main")
@@ -50,7 +50,7 @@ async def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path)
                     got.append(message.body)
             await alice.send("bob", str(number), wait_s=0)
         while len(got) < 20:
-            message = await asyncio.wait_for(bob.receive(10), 10)
+            message = await asyncio.wait_for(bob.receive(PATIENCE_S), PATIENCE_S)
             assert message is not None
             got.append(message.body)
         assert await bob.receive(0) is None
@@ -62,11 +62,11 @@ async def test_a_cancelled_query_leaves_its_answer_to_those_who_receive(
 ) -> None:
     """It was kept from them as long as the query waited."""
     async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-        asked = asyncio.create_task(alice.query("bob", "which?", 10))
-        question = await bob.receive(10)
+        asked = asyncio.create_task(alice.query("bob", "which?", PATIENCE_S))
+        question = await bob.receive(PATIENCE_S)
         assert question is not None
         asked.cancel()
-        received = asyncio.create_task(alice.receive(10))
+        received = asyncio.create_task(alice.receive(PATIENCE_S))
         await bob.reply(question, "main")
         answer = await received
         assert answer is not None
@@ -78,9 +78,9 @@ async def test_refused_and_no_answer(running: Relay, home: Path) -> None:
     async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
         with pytest.raises(Timeout, match=r"no response to .* came within 0.05 s"):
             await alice.query("bob", "which?", 0.05)
-        asked = asyncio.create_task(alice.query("bob", "again?", 10))
-        assert await bob.receive(10) is not None
-        question = await bob.receive(10)
+        asked = asyncio.create_task(alice.query("bob", "again?", PATIENCE_S))
+        assert await bob.receive(PATIENCE_S) is not None
+        question = await bob.receive(PATIENCE_S)
         assert question is not None
         await bob.nack(question, "no such repository")
         with pytest.raises(Refused, match="no such repository"):
@@ -104,7 +104,7 @@ async def test_a_refusal_is_the_senders_though_another_task_receives(
             with pytest.raises(Refused, match="there is no agent bbo"):
                 await alice.send("bbo", "hi")
         with pytest.raises(Refused, match="not for alice"):
-            await alice.release("nobody", timeout_s=10)
+            await alice.release("nobody", timeout_s=PATIENCE_S)
         with pytest.raises(TypeError, match="did you mean ttl_s"):
             await alice.send("bob", "hi", ttl=1)  # type: ignore[call-arg]
         listener.cancel()
@@ -114,7 +114,9 @@ async def test_a_refusal_is_the_senders_though_another_task_receives(
 async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
     """Channels, saved state, attachments; an ack before the last one is progress."""
     async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
-        await asyncio.gather(alice.join("team", timeout_s=10), bob.join("team", timeout_s=10))
+        await asyncio.gather(
+            alice.join("team", timeout_s=PATIENCE_S), bob.join("team", timeout_s=PATIENCE_S)
+        )
         assert await alice.save_state("one") == 1
         assert await alice.load_state() == "one"
         assert [one.version for one in await alice.saved_states()] == [1]
@@ -125,12 +127,12 @@ async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
             alice.request(
                 "bob",
                 "deploy",
-                10,
+                PATIENCE_S,
                 on_sent=sent.append,
                 progress=lambda ack: steps.append(ack.body),
             )
         )
-        command = await bob.receive(10)
+        command = await bob.receive(PATIENCE_S)
         assert command is not None
         await bob.ack(command, "in_progress", wait_s=2)
         await bob.ack(command, "completed", "took 12 s")

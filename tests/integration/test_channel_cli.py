@@ -13,7 +13,7 @@ from agent_sdk import Agent
 from relay.acomm import store_file
 from relay.acomm.model import Channel, ChannelType, StoreFile
 from relay.base.home import STORE
-from tests.procs import home_of, relay, rows_of
+from tests.procs import PATIENCE_S, home_of, relay, rows_of
 
 pytestmark = [
     pytest.mark.shows("engine 7.6"),
@@ -97,7 +97,7 @@ def test_join_subscribe_publish_unsubscribe_leave(home: Path) -> None:
     ]
     relay("send", "--as", "alice", "#news", "--topic", "build.ok", "847 passed", home=home)
     with Agent("bob", home) as bob:
-        message = bob.receive(10)
+        message = bob.receive(PATIENCE_S)
     assert message is not None and (message.body, message.channel) == ("847 passed", "news")
 
     assert done(home, "unsubscribe", "news", "--agent", "bob") == (
@@ -178,7 +178,7 @@ def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
 def test_the_answer_alone_is_taken_from_the_inbox(home: Path) -> None:
     with Agent("alice", home) as alice, Agent("operator", home) as operator:
         alice.send("operator", "lunch?")
-        assert operator.receive(10) is not None
+        assert operator.receive(PATIENCE_S) is not None
         alice.send("operator", "lunch!")
         facts = rows_of("channel", "create", "own", home=home)[0]
         assert set(facts) == {"id", "answer"} and facts["answer"].startswith("created the Group")

@@ -49,7 +49,7 @@ def test_a_manual_store_has_no_timer_and_a_closed_one_has_none_left(path: str) -
 
 
 def test_a_store_that_is_let_go_is_not_written_any_more(path: str) -> None:
-    store = CommStore.open(path, FlushPolicy(1000, 150))
+    store = CommStore.open(path, FlushPolicy(1000, 3_600_000))
     before = set(threading.enumerate())
     store.create_channel("c", ChannelType.GROUP, "a")
     (timer,) = set(threading.enumerate()) - before
@@ -58,8 +58,10 @@ def test_a_store_that_is_let_go_is_not_written_any_more(path: str) -> None:
     with CommStore.open(path, FlushPolicy(None, None)) as other:
         other.create_channel("d", ChannelType.GROUP, "a")
         other.flush()
-        timer.join(5)
+        assert isinstance(timer, threading.Timer)
+        timer.function(*timer.args)  # its time is up
         assert [channel.name for channel in store_file.read(path).channels] == ["d"]
+    timer.cancel()
 
 
 def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from agent_sdk import Agent
 from relay.agents.guide import TOOLS, guide
 from relay.cli import cli as command_line
-from tests.procs import PROJECT, Relay, relay, until
+from tests.procs import PATIENCE_S, PROJECT, Relay, relay, until
 
 FAKE = """#!/bin/sh
 printf '%s\\n' "$@" > "$0.args"
@@ -114,7 +114,9 @@ def test_a_started_agent_is_told_before_its_task(fakes: Path, running: Relay, ho
     """The preset's argv holds the page, then the task."""
     for cli, before in (("claude", "-p"), ("codex", "exec")):
         with Agent("operator", home) as operator:
-            operator.spawn(f"my-{cli}", cli, "Review what alice sends.", cwd=fakes, timeout_s=10)
+            operator.spawn(
+                f"my-{cli}", cli, "Review what alice sends.", cwd=fakes, timeout_s=PATIENCE_S
+            )
         page = guide(f"my-{cli}", "$AGENT_RELAY_DIR", cli)
         told = f"{page}\n# Your task\n\nReview what alice sends."
         assert arguments_of(cli, fakes) == f"{before}\n{told}\n"

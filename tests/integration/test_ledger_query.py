@@ -16,7 +16,7 @@ import pytest
 from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED, EXIT_STATE, EXIT_USAGE
 from relay.base.home import LEDGER, Home
 from tests.box import Box
-from tests.procs import environment, relay, until
+from tests.procs import PATIENCE_S, environment, relay, until
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
 HOSTILE = "char(27) || '[2J' || char(8238)"
@@ -135,7 +135,7 @@ def test_an_endless_result_ends_with_the_pipe(box: Box, style: str) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(100)
         process.stdout.close()
-        assert process.wait(10) == EXIT_PIPE_CLOSED
+        assert process.wait(PATIENCE_S) == EXIT_PIPE_CLOSED
         assert process.stderr.read() == b""
 
 
@@ -146,7 +146,7 @@ def test_interrupted_within_one_row(box: Box) -> None:
     with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE) as process:
         until(lambda: handles_no_interrupt(process.pid))
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == -signal.SIGINT
+        assert process.wait(PATIENCE_S) == -signal.SIGINT
         assert process.stderr is not None and process.stderr.read() == b""
 
 
@@ -172,7 +172,7 @@ def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
             assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         db.close()
         process.stdout.read()
-        assert process.wait(10) == EXIT_OK
+        assert process.wait(PATIENCE_S) == EXIT_OK
 
 
 def test_the_schema_is_a_query_too(box: Box) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, Received, Refused, RelayWarning, Timeout, aio
+from agent_sdk import Agent, Received, Refused, RelayWarning, Timeout, aio, requests
 from relay.base.process_info import PROC, START_FIELD
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, WORKING, Session, save_session, session_lock
-from tests.procs import Relay, relay
+from tests.procs import PATIENCE_S, Relay, relay
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def alice(home: Path) -> Iterator[Agent]:
 def read_by_bob(home: Path) -> Received:
     """bob takes his first message."""
     with Agent("bob", home) as bob:
-        message = bob.receive(10)
+        message = bob.receive(PATIENCE_S)
     assert message is not None
     return message
 
@@ -73,7 +73,7 @@ def test_the_sender_gets_one_ack_when_it_is_idle_and_has_read_it(
     assert read_by_bob(home).id == sent
     assert alice.receive(0.2) is None
     bob_cli.is_now(IDLE)
-    ack = alice.receive(10)
+    ack = alice.receive(PATIENCE_S)
     assert ack is not None
     assert (ack.kind, ack.sender) == ("ack", "__orchestrator__")
     assert ack.body == f"completed bob is idle and has read {sent}\n"
@@ -92,24 +92,27 @@ def test_wait_idle_returns_when_it_is(
 
     thread = threading.Thread(target=work)
     thread.start()
-    alice.wait_idle("bob", 30, sent)
+    alice.wait_idle("bob", PATIENCE_S, sent)
     thread.join()
-    alice.wait_idle("bob", 30)  # at once
+    alice.wait_idle("bob", PATIENCE_S)  # at once
     assert alice.receive(0) is None  # nothing of it is left in her inbox
 
 
 async def test_tasks_wait_likewise(running: Relay, home: Path, bob_cli: Cli) -> None:
     async with aio.Agent("alice", home) as alice:
-        waiting = asyncio.create_task(alice.wait_idle("bob", 30))
+        waiting = asyncio.create_task(alice.wait_idle("bob", PATIENCE_S))
         await asyncio.sleep(0.3)
         assert not waiting.done()
         await asyncio.to_thread(bob_cli.is_now, IDLE)
         await waiting
         with pytest.raises(Refused, match="there is no agent nobody"):
-            await alice.wait_idle("nobody", 30)
+            await alice.wait_idle("nobody", PATIENCE_S)
 
 
-def test_the_time_is_over(running: Relay, home: Path, bob_cli: Cli, alice: Agent) -> None:
+def test_the_time_is_over(
+    running: Relay, home: Path, bob_cli: Cli, alice: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "IDLE_GRACE_S", PATIENCE_S)
     with pytest.raises(Timeout, match="bob was not idle within 0 s"):
         alice.wait_idle("bob", 0.2)
     sent = alice.send("bob", "hi")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from tests.procs import Relay, agents_of, relay, until
+from tests.procs import PATIENCE_S, Relay, agents_of, relay, until
 from tests.reach.hooks import Cli
 
 
@@ -52,7 +52,7 @@ def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alic
     bob.prompt("answer her")
     assert relay("ack", "--as", "bob", asked, "completed", home=home).returncode == 0
     assert bob.stop() == ""  # even before the relay has taken the answer
-    done = alice.receive(10)
+    done = alice.receive(PATIENCE_S)
     assert done is not None
     assert (done.kind, done.re) == ("ack", asked)
     until(lambda: agents_of(home)["bob"]["owed"] == 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import environment, home_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, environment, home_of, relay, rows_of, until
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_D6_a_start_makes_the_folder_of_the_logs(home: Path) -> None:
         assert (home / "logs").stat().st_mode & 0o777 == 0o700
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
 
@@ -122,7 +122,7 @@ def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home:
     process = start(home)
     while home.exists():  # what it makes meanwhile is removed, too
         subprocess.run(["rm", "-rf", str(home)], capture_output=True, check=False)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 5  # systemd does not start it again
     assert said.splitlines()[-1] == (
         f"relay: {home} was removed while the relay was running; `relay init` makes a new one"
@@ -155,5 +155,5 @@ def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(
         until(lambda: list((home / "agents/bob/inbox").glob("*.msg")))
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from tests.procs import Relay, drop, inbox_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, rows_of, until
 
 
 def send(home: Path, *words: str, sender: str = "alice") -> str:
@@ -119,7 +119,7 @@ def test_resend_of_a_message_that_arrived_asks(running: Relay, home: Path) -> No
         done.stderr,
     )
     with Agent("bob", home, registers=False) as bob:
-        assert bob.receive(5) is not None
+        assert bob.receive(PATIENCE_S) is not None
     assert relay("wait", sent, "--for", "read", home=home).returncode == 0
     done = relay("resend", sent, home=home)
     assert (done.returncode, done.stdout) == (1, "")
@@ -158,10 +158,10 @@ def test_files_keep_their_names_on_every_way(running: Relay, home: Path, tmp_pat
     assert taken[1:] == [*(f"   {line}" for line in named), "see files"]
     with Agent("carol", home) as carol, Agent("dave", home) as dave:
         again = relay("resend", sent, "--to", "carol", home=home).stdout.strip()
-        got = carol.receive(10)
+        got = carol.receive(PATIENCE_S)
         assert got is not None and got.id == again
         carol.send("dave", "as I got them", attachments=got.attachments[::-1])
-        seen = dave.receive(10)
+        seen = dave.receive(PATIENCE_S)
         assert seen is not None
         assert [one.name for one in seen.attachments] == ["plan (2).txt", "spec.bin", "plan.txt"]
         assert dave.open_attachment(seen.attachments[0]) == b"three steps"

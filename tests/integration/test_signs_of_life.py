@@ -25,7 +25,16 @@ from relay.base.home import LEDGER, Home
 from relay.ledger.file import open_readonly
 from relay.views.agents import find_alerts
 from tests.box import Box
-from tests.procs import Relay, agents_of, environment, home_of, relay, rows_of, until
+from tests.procs import (
+    PATIENCE_S,
+    Relay,
+    agents_of,
+    environment,
+    home_of,
+    relay,
+    rows_of,
+    until,
+)
 from tests.shells import RELAY_SH, SHELLS
 
 WAITS = (
@@ -46,7 +55,7 @@ def meta(home: Path, name: str) -> dict[str, Any]:
 
 def killed(process: subprocess.Popen[Any]) -> int:
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(30)
+    process.wait(PATIENCE_S)
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()

@@ -18,7 +18,7 @@ from agent_sdk.requests import spawn_headers
 from relay.agents.requests import parse_env
 from relay.agents.run_files import rotate
 from relay.base.home import Home
-from tests.procs import environment, home_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, environment, home_of, relay, rows_of, until
 from tests.terminals import lines_in_a_terminal
 
 
@@ -40,7 +40,7 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
         ["-m", "relay", "--home", str(home), *words],
         env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
         encoding="utf-8",
-        timeout=30,
+        timeout=PATIENCE_S,
     )
 
 
@@ -135,13 +135,13 @@ def test_what_is_refused_is_one_line(home: Path) -> None:
 
 def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
     with Agent("operator", home) as me:
-        sent = me.spawn("three", "sh", "exit 5", cwd=tmp_path, env={"A": "1"}, timeout_s=20)
+        sent = me.spawn("three", "sh", "exit 5", cwd=tmp_path, env={"A": "1"}, timeout_s=PATIENCE_S)
         while (heard := me.receive(20)) is not None and heard.re != sent:
             pass
         assert heard is not None
         assert (heard.kind, heard.body) == ("notification", "three exited with code 5\n")
         with pytest.raises(Refused, match="the relay has no process ghost"):
-            me.release("ghost", timeout_s=20)
+            me.release("ghost", timeout_s=PATIENCE_S)
 
 
 def test_what_could_not_be_read_back_is_not_sent() -> None:

@@ -17,7 +17,7 @@ from relay.base.logs import make_log
 from relay.base.sd_notify import SystemdNotifier
 from relay.base.status_client import _UnixConnection
 from relay.daemon.process import Daemon
-from tests.procs import drop, until
+from tests.procs import PATIENCE_S, drop, until
 
 pytestmark = pytest.mark.home("alice", "bob", admin={"stall_after_s": 1})
 
@@ -33,10 +33,10 @@ def ask(home: Path) -> Iterator[Ask]:
         ready = threading.Event()
         thread = threading.Thread(target=daemon.run, args=(ready.set,))
         thread.start()
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE_S)
 
         def get(path: str) -> tuple[int, str]:
-            connection = _UnixConnection(str(home / "admin.sock"), 5)
+            connection = _UnixConnection(str(home / "admin.sock"), PATIENCE_S)
             connection.request("GET", path)
             answer = connection.getresponse()
             body = answer.read().decode()
@@ -45,7 +45,7 @@ def ask(home: Path) -> Iterator[Ask]:
 
         yield get
         daemon.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.shows("ready 3.3")
@@ -58,7 +58,7 @@ def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
     def slow_disk(operation: str, name: str) -> None:
         if operation == "create" and name == "1000000001-01.msg":
             hangs.set()
-            assert goes_on.wait(30)
+            assert goes_on.wait(PATIENCE_S)
 
     def status() -> dict[str, Any]:
         return dict(json.loads(ask("/status")[1]))
@@ -66,7 +66,7 @@ def test_a_loop_that_hangs_in_a_write_is_unhealthy_until_it_continues(
     until(lambda: status()["snapshot_age_s"] is not None)
     monkeypatch.setattr(fsio, "fault", slow_disk)
     drop(home, "alice", "TO: bob\n\nhi")
-    assert hangs.wait(30)
+    assert hangs.wait(PATIENCE_S)
     try:
         until(lambda: ask("/healthz")[0] == 503)
         assert ask("/healthz")[1].startswith("the loop is stuck: in step stage for ")

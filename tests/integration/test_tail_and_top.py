@@ -14,7 +14,16 @@ import pytest
 
 from relay.base.errors import EXIT_INTERRUPTED
 from relay.cli.top import COLUMNS
-from tests.procs import PROJECT, Relay, environment, relay, relay_anew, rows_of, until
+from tests.procs import (
+    PATIENCE_S,
+    PROJECT,
+    Relay,
+    environment,
+    relay,
+    relay_anew,
+    rows_of,
+    until,
+)
 from tests.terminals import lines_in_a_terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -42,7 +51,7 @@ def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
         env=env,  # type: ignore[arg-type]
         dimensions=(24, 100),
         encoding="utf-8",
-        timeout=30,
+        timeout=PATIENCE_S,
     )
 
 
@@ -155,7 +164,7 @@ def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
         env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
         dimensions=(24, 100),
         encoding="utf-8",
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     view.expect("relay ready, pid")
     for name in COLUMNS:

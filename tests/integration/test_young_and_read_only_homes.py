@@ -11,7 +11,7 @@ import pytest
 
 from relay.base.home import STORE
 from tests.box import Box
-from tests.procs import Relay, environment, relay
+from tests.procs import PATIENCE_S, Relay, environment, relay
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
 
@@ -25,7 +25,7 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 
