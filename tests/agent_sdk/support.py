@@ -139,8 +139,3 @@ def relay_runs(monkeypatch: pytest.MonkeyPatch, *turns: Any) -> None:
 def says_the_disk_is_full(seconds: int = 30) -> pytest.WarningsRecorder:
     """Expect the line that comes before a full disk is waited for."""
     return pytest.warns(RelayWarning, match=f"^disk full, trying for {seconds} s$")
-
-
-def open_fds() -> int:
-    """How many descriptors this process holds."""
-    return len(os.listdir("/proc/self/fd"))

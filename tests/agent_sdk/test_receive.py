@@ -12,7 +12,8 @@ from watchdog.observers import inotify_c
 
 from agent_sdk import Agent, Kind, MessageError
 from agent_sdk.inbox import InboxWaiter, InotifyWaiter, PollWaiter, open_waiter
-from tests.agent_sdk.support import HandRelay, open_fds, script
+from tests.agent_sdk.support import HandRelay, script
+from tests.box import open_descriptors
 
 
 @pytest.fixture
@@ -150,10 +151,10 @@ def test_a_message_that_another_process_takes_is_waited_on(
 def test_where_inotify_gives_nothing_the_inbox_is_polled(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch, name: str, what: object
 ) -> None:
-    before = open_fds()
+    before = open_descriptors()
     monkeypatch.setattr(inotify_c.InotifyFD, name, what)
     assert isinstance(open_waiter(str(relay.box("alice", "inbox"))), PollWaiter)
-    assert open_fds() == before
+    assert open_descriptors() == before
     with Agent("alice", relay.root) as alice:
         thread = threading.Timer(0.02, lambda: relay.deliver("alice", "polled"))
         thread.start()
@@ -164,16 +165,16 @@ def test_where_inotify_gives_nothing_the_inbox_is_polled(
 def test_no_descriptor_is_left_whether_the_watch_was_read_or_not(
     relay: HandRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = open_fds()
+    before = open_descriptors()
     with Agent("alice", relay.root) as alice:
         assert alice.receive(timeout_s=0.01) is None
-    assert open_fds() == before
+    assert open_descriptors() == before
     with Agent("alice", relay.root) as alice:
         assert alice.receive(timeout_s=0.01) is None
         relay.deliver("alice", "read")
         alice.receive(timeout_s=0)
         assert alice.receive(timeout_s=0.01) is None
-    assert open_fds() == before
+    assert open_descriptors() == before
 
 
 def test_children_do_not_inherit_the_watch(relay: HandRelay) -> None:

@@ -17,6 +17,7 @@ import pytest
 from relay.agents.requests import Spec
 from relay.agents.spawner import CannotStart, ExitStatus, Pid, SystemSpawner, describe_exit
 from relay.base import fsio
+from tests.box import open_descriptors
 from tests.procs import until
 
 REQUEST = "1769851800000000000-01"
@@ -142,7 +143,7 @@ def test_a_signal_reaches_all_of_its_session(starts: Starts) -> None:
     script = "import os, sys, time; os.setpgid(0, 0); print('up', flush=True); time.sleep(60)"
     pid = starts.sh(f'{shlex.quote(sys.executable)} -c "{script}" & sleep 60')
     until(lambda: starts.output == "up\n")  # in a group of its own, in the same session
-    assert len(starts.spawner.others(pid)) == 2
+    until(lambda: len(starts.spawner.others(pid)) == 2)
     assert starts.spawner.usage([pid])[pid].rss_bytes > 1 << 20
     starts.spawner.signal(pid, signal.SIGTERM)
     starts.wait(pid)
@@ -216,6 +217,7 @@ def test_D1_who_cannot_be_looked_at_has_not_ended() -> None:
     pid = Pid(parent, spawner._start_of(parent) or "")
     assert spawner.exit_status(pid) is None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_descriptors()  # nothing is closed meanwhile
     first_free = os.dup(0)
     os.close(first_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))

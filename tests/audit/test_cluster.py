@@ -28,7 +28,6 @@ from tests.audit.second_engine import in_utc, says
 
 
 @pytest.mark.shows("audit 4.1")
-@pytest.mark.timeout(1200)  # seven JVMs, on as few cores as there are
 def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tests.audit import real_homes
 from tests.audit.second_engine import Said, SecondEngine
 from tests.procs import relay
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.shows("audit 2.10")]
+pytestmark = pytest.mark.shows("audit 2.10")
 replace = msgspec.structs.replace
 TALK = 16  # messages of real_homes.talk: 14 of agents', and the relay's answers to two of them
 

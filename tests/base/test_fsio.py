@@ -15,6 +15,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import ForeignOwner, HardLink, UnsafePath
+from tests.box import open_descriptors
 from tests.procs import no_room_above
 
 pytestmark = pytest.mark.shows("engine 8.7")
@@ -25,11 +26,11 @@ UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
     """A descriptor of tmp_path; the test may not leave another one open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     fd = fsio.open_dir(str(tmp_path))
     yield fd
     os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
 
 
 @pytest.fixture

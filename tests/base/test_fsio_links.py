@@ -11,6 +11,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import UnsafePath
+from tests.box import open_descriptors
 
 pytestmark = pytest.mark.shows("ready 4.4")
 
@@ -69,13 +70,13 @@ def test_what_is_not_there(folder: int) -> None:
 def test_a_refusal_leaves_no_descriptor_open(folder: int, tmp_path: Path) -> None:
     for number, make in enumerate(ODD.values()):
         make(tmp_path / f"odd{number}")
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for number in range(len(ODD)):
         with pytest.raises(UnsafePath):
             fsio.read_regular(f"odd{number}", folder, 100)
         with pytest.raises((UnsafePath, FileNotFoundError)):
             fsio.open_dir(f"odd{number}/x", folder)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("kind", ["a link", "a FIFO", "a socket"])

@@ -15,7 +15,7 @@ from relay.acomm import store_file
 from relay.base.config import Config, encode
 from relay.base.home import Home
 from relay.base.message import parse_delivered
-from tests.procs import Relay, environment, until
+from tests.procs import PATIENCE_S, Relay, environment, until
 
 pytestmark = pytest.mark.shows("ready 1.2")
 
@@ -40,7 +40,7 @@ def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
         relay.kill()
         relay.start(wait=rng.random() < 0.7)  # killed while it recovers, too
     for writer in writers:
-        assert writer.wait(120) == 0
+        assert writer.wait(5 * PATIENCE_S) == 0
     relay.kill()
     relay.start()
     until(lambda: finished(home), "every outbox is empty and every row at its end")

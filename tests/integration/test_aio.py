@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Refused, RelayError, Timeout, aio
-from tests.agent_sdk.support import open_fds
+from tests.box import open_descriptors
 from tests.procs import PATIENCE_S, Relay
 
 pytestmark = pytest.mark.home("alice", "bob")
@@ -143,7 +143,7 @@ async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
 
 async def test_closing_ends_what_waits(running: Relay, home: Path) -> None:
     """It says so, then and later."""
-    before = open_fds()
+    before = open_descriptors()
     alice = aio.Agent("alice", home)
     waiting = asyncio.create_task(alice.receive())
     await asyncio.sleep(0.05)
@@ -152,4 +152,4 @@ async def test_closing_ends_what_waits(running: Relay, home: Path) -> None:
     for call in (waiting, alice.send("bob", "hi"), alice.receive(0), alice.attach(b"data")):
         with pytest.raises(RelayError, match=r"^this Agent is closed$"):
             await call
-    assert open_fds() == before
+    assert open_descriptors() == before

@@ -25,7 +25,7 @@ from relay.ledger.ledger import Ledger
 from tests.box import Box, MakeBox
 from tests.disk import Killed, killed_before
 from tests.fakes import IdleExecutor
-from tests.procs import Relay, home_of, relay, rows_of
+from tests.procs import PATIENCE_S, Relay, home_of, relay, rows_of
 
 BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
 ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
@@ -467,6 +467,6 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     os.kill(running.pid, signal.SIGCONT)
     assert done.returncode == 4
     assert "; the result comes as a message, `relay" in done.stderr
-    taken = relay("inbox", "--take", "--timeout", "20", home=home)
+    taken = relay("inbox", "--take", "--timeout", str(PATIENCE_S), home=home)
     assert "completed Removed 1 file of archive" in taken.stdout
     assert running.stop() == 0

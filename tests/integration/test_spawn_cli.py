@@ -29,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert relay("up", home=root).returncode == 0
     yield root
     for row in listed(root):
-        relay("release", row["name"], "--timeout", "30", home=root)
+        relay("release", row["name"], "--timeout", str(PATIENCE_S), home=root)
     relay("down", home=root)
 
 
@@ -136,7 +136,7 @@ def test_what_is_refused_is_one_line(home: Path) -> None:
 def test_the_sdk_asks_and_hears(home: Path, tmp_path: Path) -> None:
     with Agent("operator", home) as me:
         sent = me.spawn("three", "sh", "exit 5", cwd=tmp_path, env={"A": "1"}, timeout_s=PATIENCE_S)
-        while (heard := me.receive(20)) is not None and heard.re != sent:
+        while (heard := me.receive(PATIENCE_S)) is not None and heard.re != sent:
             pass
         assert heard is not None
         assert (heard.kind, heard.body) == ("notification", "three exited with code 5\n")

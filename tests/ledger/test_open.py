@@ -15,6 +15,7 @@ from relay.ledger import schema as schema_module
 from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
+from tests.box import open_descriptors
 from tests.ledger.support import Look, facts, record
 
 pytestmark = pytest.mark.shows("ready 1.2")
@@ -161,11 +162,11 @@ def test_a_directory_or_a_missing_one_is_refused_in_one_line(tmp_path: Path) -> 
 
 def test_a_refusal_leaves_no_descriptor_open(ledger_path: str) -> None:
     Path(ledger_path).write_bytes(b"no database" * 1000)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for read in (Ledger.open, open_readonly):
         with pytest.raises(LedgerError):
             read(ledger_path)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("replace", [True, False])

@@ -14,7 +14,7 @@ RACES = int(os.environ.get("RELAY_RACES", "200"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300 + 2 * RACES)
+@pytest.mark.timeout(900 + 2 * RACES)
 def test_a_message_that_races_with_the_end_of_a_turn_is_seen_once(root: Path) -> None:
     argv = [sys.executable, "-m", "tests.reach.races", str(root), str(RACES), "7"]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -35,7 +35,7 @@ def installed(root: Path, vendor: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300 + 10 * TURNS)
+@pytest.mark.timeout(900 + 10 * TURNS)
 @pytest.mark.parametrize("vendor", ["claude", "codex", "gemini", "agy"])
 def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, vendor: str) -> None:
     project = installed(root, vendor)
