@@ -247,6 +247,7 @@ def _preload() -> None:
     modules = {*COMMANDS.values()} - {"relay.cli.audit"}
     for module in (*sorted(modules), DAEMON, "rich.table", "relay.doctor"):
         importlib.import_module(module)
+    sys.modules["relay.cli.config"].TAKEN_S = PATIENCE_S  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()  # no collection in a fork touches what is shared
 

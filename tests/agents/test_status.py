@@ -127,7 +127,7 @@ def test_a_process_runs_until_it_has_ended() -> None:
     started = ticks(child.pid)
     assert process_info.runs(child.pid, started)
     child.send_signal(signal.SIGKILL)
-    until(lambda: not process_info.runs(child.pid, started), "a zombie has ended", patience_s=5)
+    until(lambda: not process_info.runs(child.pid, started), "a zombie has ended")
     assert os.path.exists(f"/proc/{child.pid}")
     child.communicate()
     assert not process_info.runs(child.pid, started)

@@ -209,7 +209,5 @@ def test_a_store_that_is_away_is_seen_until_it_is_back(tmp_path: Path) -> None:
         assert "the relay keeps retrying" in done.stdout
 
         away.mkdir()
-        until(
-            lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2], patience_s=30
-        )
+        until(lambda: rows_of("journal", "status", home=home)[0]["tiers"] == [0, 1, 2])
         until(lambda: relay("doctor", home=home).returncode == 0)

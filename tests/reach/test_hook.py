@@ -15,6 +15,7 @@ import pytest
 from agent_sdk import Agent
 from relay.reach import hook
 from relay.reach.rungs import ring_text
+from tests.procs import PATIENCE_S
 from tests.reach.hooks import RELAY, Cli, put, reports, told
 
 HELLO = "FROM: alice\nTO: bob\nSENT: 2026-11-23T12:03:04.5Z\n\nhello"
@@ -311,7 +312,7 @@ def test_stdin_that_never_ends_is_left_after_the_deadline(root: Path, claude: Cl
     )
     argv = [sys.executable, "-c", code, "claude", "PostToolUse", "--home", str(root)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.wait(15) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stdout is not None and process.stdout.read() == b""
     assert "it took more than 0.4 s" in (root / "logs/hooks.log").read_text()
 
