@@ -153,11 +153,11 @@ def test_pause_resume_drain_close(home: Path) -> None:
     done(home, "create", "team", "--owner", "alice")
     done(home, "join", "team", "--agent", "carol")
     assert done(home, "pause", "team") == "channel team is Paused"
-    assert _sent(home, "team").returncode == 6
-    assert "channel team is Paused" in _sent(home, "team").stderr
+    told = _sent(home, "team", "answer")
+    assert (told.returncode, "channel team is Paused" in told.stderr) == (6, True)
     assert done(home, "drain", "team", "--as", "alice") == "channel team is Draining"
     assert done(home, "resume", "team") == "channel team is Active"
-    assert _sent(home, "team").returncode == 4  # carol has it, and says nothing
+    assert _sent(home, "team", "answer=300ms").returncode == 4  # carol has it, and says nothing
     assert shown(home, "team")["state"] == "Active"
 
     assert "for its owner alice, operator and the lead, not for bob" in refused(
@@ -169,9 +169,9 @@ def test_pause_resume_drain_close(home: Path) -> None:
     assert "permanent: choose another name" in refused(home, "create", "team")  # m36
 
 
-def _sent(home: Path, channel: str) -> subprocess.CompletedProcess[str]:
-    """Alice sends to the channel, and waits a little."""
-    words = ("send", "--as", "alice", "--wait", "answer=300ms", f"#{channel}", "hello")
+def _sent(home: Path, channel: str, wait: str) -> subprocess.CompletedProcess[str]:
+    """Alice sends to the channel, and waits."""
+    words = ("send", "--as", "alice", "--wait", wait, f"#{channel}", "hello")
     return relay(*words, home=home)
 
 

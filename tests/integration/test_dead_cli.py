@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.procs import Relay, agents_of, home_of, relay, rows_of
+from tests.procs import Relay, agents_of, home_of, relay, rows_of, until
 
 pytestmark = pytest.mark.shows("engine 7.8")
 
@@ -58,8 +58,9 @@ def test_discard_replay_and_purge(box: Box, letters: tuple[str, ...]) -> None:
     with Relay(home):
         done = relay("dead", "discard", first, home=home)
         assert done.stdout == f"dead letter {first} is discarded\n"
+        until(lambda: rows_of("trace", first, home=home)[0]["deliveries"][0]["discarded_at"])
         (one,) = rows_of("trace", first, home=home)[0]["deliveries"]
-        assert one["state"] == "dead" and one["discarded_at"]
+        assert one["state"] == "dead"
         assert agents_of(home)["bob"]["dead"] == 2
         again = relay("dead", "discard", first, home=home)
         assert again.returncode == 6 and "does not exist" in again.stderr
@@ -74,6 +75,6 @@ def test_discard_replay_and_purge(box: Box, letters: tuple[str, ...]) -> None:
 
         done = relay("dead", "replay", second, home=home)
         assert done.stdout == f"dead letter {second} is sent again to bob\n"
-        assert [row["id"] for row in rows_of("dead", "list", home=home)] == [third]
+        until(lambda: [row["id"] for row in rows_of("dead", "list", home=home)] == [third])
         done = relay("dead", "purge", "--older-than", "30m", home=home)
         assert done.stdout == "0 dead letters discarded\n"  # the other one is younger

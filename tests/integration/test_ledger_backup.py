@@ -262,16 +262,16 @@ def test_killed_at_any_step_of_a_restore(tmp_path: Path) -> None:
 def test_backup_more_messages_restore_start_beside_a_real_relay(
     running: Relay, home: Path, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "kept.db"
+    kept, inbox = tmp_path / "kept.db", home / "agents/bob/inbox"
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(50)]
+        until(lambda: list(inbox.glob("*.msg")))  # the relay is in the middle of them
         done = relay("ledger", "backup", str(kept), "--json", home=home)
         assert done.returncode == 0, done.stderr
         assert 0 < json.loads(done.stdout)["rows"]["messages"]
         sent += [alice.send("bob", f"number {number}") for number in range(50, 100)]
     refused = relay("ledger", "restore", str(kept), home=home)
     assert refused.returncode == 5 and "a relay runs" in refused.stderr
-    inbox = home / "agents/bob/inbox"
     until(lambda: len(list(inbox.glob("*.msg"))) == len(sent))
     running.kill()
     done = relay("ledger", "restore", str(kept), home=home)

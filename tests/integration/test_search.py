@@ -14,11 +14,12 @@ from relay.base.config import Config, SearchSettings, StoreSettings
 from relay.base.home import lock_home
 from relay.search.index import Index
 from tests.box import Box
-from tests.procs import Relay, relay
+from tests.procs import Relay, relay, relay_anew
 
 
 def send(home: Path, *arguments: str) -> str:
-    return relay("send", "--as", "alice", *arguments, home=home).stdout.strip()
+    done = relay("send", "--as", "alice", "--wait", "delivered", *arguments, home=home)
+    return done.stdout.strip()
 
 
 def bodies(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -62,8 +63,8 @@ def test_an_index_that_is_behind_says_so(box: Box) -> None:
     box.send("alice", "TO: bob\n\nnumber 1")
     assert search(root, "number") == ["number 1"]
     box.send("alice", "TO: bob\n\nnumber 2")
-    with lock_home(str(root)):
-        done = relay("search", "--json", "number", home=root)
+    with lock_home(str(root)):  # others wait longer for the index
+        done = relay_anew("search", "--json", "number", home=root)
     assert bodies(done) == ["number 1"]
     assert done.stderr.startswith("relay: 1 message since ")
     assert done.stderr.endswith(" not indexed yet\n")

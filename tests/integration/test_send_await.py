@@ -4,7 +4,6 @@ the SDK and to asyncio."""
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent, MessageError, NotRunning, Received, Refused, Timeout, aio
-from tests.procs import PATIENCE_S, Relay, environment, inbox_of, relay
+from tests.procs import PATIENCE_S, Relay, environment, inbox_of, relay, rows_of, until
 
 pytestmark = [
     pytest.mark.shows("engine 7.12"),
@@ -51,7 +50,7 @@ def test_patience_is_no_deadline_for_the_recipient(running: Relay, home: Path) -
     """Who waits a moment gives up; the other one has the time that the guide promises."""
     done = relay("send", "--wait", "answer=100ms", "bob", "--kind", "query", "which?", home=home)
     assert done.returncode == 4
-    owed = json.loads(relay("open", "--json", home=home).stdout)
+    (owed,) = until(lambda: rows_of("open", home=home))
     assert datetime.fromisoformat(owed["due_at"]) - datetime.now(UTC) > timedelta(seconds=30)
     done = relay("send", "--due", "90m", "bob", "--kind", "query", "and?", home=home)
     assert done.returncode == 0

@@ -17,7 +17,7 @@ from relay.base.errors import KeyFileError
 from relay.base.home import STORE
 from tests.box import Box, MakeBox
 from tests.kills import Killed
-from tests.procs import relay
+from tests.procs import relay, rows_of, until
 
 pytestmark = pytest.mark.shows("engine 8.13")
 
@@ -213,9 +213,8 @@ def test_keys_on_the_command_line(home: Path) -> None:
     other = public_key(MALLORY).hex()
     done = relay("key", "trust", "alice", other, home=home)
     assert done.stdout == f"the key {other} is registered for alice\n"
-    assert relay("key", "show", "alice", "--json", home=home).stdout == (
-        json.dumps({"name": "alice", "public_key": other}) + "\n"
-    )
+    trusted = [{"name": "alice", "public_key": other}]
+    until(lambda: rows_of("key", "show", "alice", home=home) == trusted)
     nobody = relay("key", "show", "nobody", home=home)
     assert nobody.stderr == (
         f"relay: 'nobody' has no key; create one with `relay --home {home} key make nobody`\n"

@@ -57,7 +57,7 @@ def test_started_listed_and_released(home: Path, tmp_path: Path) -> None:
     pid = int(ran.stdout.split()[-1])
     until(lambda: (home / "logs" / "one.log").read_text() == "one a,b\n")
 
-    (row,) = [row for row in listed(home) if row["name"] == "one"]
+    (row,) = until(lambda: [row for row in listed(home) if row["name"] == "one"])
     assert (row["state"], row["pid"], row["cwd"]) == ("starting", pid, str(tmp_path))
     table = relay("ps", home=home).stdout.splitlines()
     assert table[0].split()[:4] == ["NAME", "STATE", "PID", "CLI"]

@@ -155,8 +155,9 @@ def test_what_codex_queued_and_no_hook_answered_is_explained(
         told.begins_at("rang: queued")
         shown = relay(bob, "wake", "test", "eve", "--timeout", "0.5").stdout
         assert "rang: queued: Queued message 7" in shown and f"ran; {said}" in shown
+        last = f"last     no hook ran since that ring; {said}"
+        until(lambda: last in relay(bob, "wake", "status", "eve").stdout)
         status = relay(bob, "wake", "status", "eve").stdout
-        assert f"last     no hook ran since that ring; {said}" in status
         assert "`codex resume eve-1` loads it" in status
         eve.hook(IDLE)
         assert said not in relay(bob, "wake", "status", "eve").stdout
