@@ -44,7 +44,7 @@ async def test_the_tools_cost_few_tokens(bobs_home: Path) -> None:
 async def test_send_waits_for_the_answer(served: Path) -> None:
     async with Client(server_of(served).server) as client:
         asked = asyncio.ensure_future(
-            call(client, "send", to="alice", body="which?", kind="query", wait="answer=20s")
+            call(client, "send", to="alice", body="which?", kind="query", wait="answer=100s")
         )
         while not unread(served, "alice"):
             await asyncio.sleep(0.01)
@@ -67,7 +67,7 @@ async def test_send_waits_in_the_words_of_the_command(served: Path) -> None:
         text = await call(client, "send", to="alice", body="hi", await_s=0.1)  # its earlier name
         assert "; no answer within 0.1 s" in text
         reading = asyncio.ensure_future(
-            call(client, "send", to="alice", body="read it", wait="read=20s")
+            call(client, "send", to="alice", body="read it", wait="read=100s")
         )
         while len(unread(served, "alice")) < 6:
             await asyncio.sleep(0.01)
@@ -86,7 +86,7 @@ async def test_who_sends_where_an_answer_is_owed_hears_it(
     sent = relay("send", "--as", "alice", "bob", "count", "--kind", "command", home=served)
     number = sent.stdout.strip()
     async with Client(server_of(served).server) as client:
-        await call(client, "inbox", wait_s=10)
+        await call(client, "inbox", wait_s=100)
         said = await call(client, "send", to="alice", body="17 rows", re=number)
         assert f"alice still waits for an answer to command {number}: `relay ack" in said
     monkeypatch.delenv("RELAY_NO_WAIT")
@@ -134,7 +134,7 @@ async def test_an_agent_joins_a_channel_and_leaves_it(served: Path) -> None:
 async def test_who_answers_a_plain_message_hears_how_to(served: Path) -> None:
     number = relay("send", "--as", "alice", "bob", "hello", home=served).stdout.strip()
     async with Client(server_of(served).server) as client:
-        assert "hello" in await call(client, "inbox", wait_s=10)
+        assert "hello" in await call(client, "inbox", wait_s=100)
         text = await refusal(client, "answer", id=number, status="completed", body="hi")
         assert text.endswith(f"; to answer it, send to alice with re {number}")
 
@@ -176,7 +176,7 @@ async def test_status_in_progress_keeps_it_owed(served: Path) -> None:
     sent = relay("send", "--as", "alice", "bob", "which?", "--kind", "query", home=served)
     number = sent.stdout.strip()
     async with Client(server_of(served).server) as client:
-        await call(client, "inbox", wait_s=10)
+        await call(client, "inbox", wait_s=100)
         await call(client, "answer", id=number, status="in_progress")
         assert "owes 1" in await call(client, "agents", owing=True)
         await call(client, "answer", id=number, status="completed", body="main")
@@ -189,13 +189,10 @@ async def test_status_in_progress_keeps_it_owed(served: Path) -> None:
 
 
 async def test_search_finds_what_was_sent(served: Path) -> None:
-    number = relay("send", "--as", "alice", "bob", "the *build* is green", home=served).stdout
+    words = ("send", "--as", "alice", "bob", "the *build* is green", "--wait", "delivered")
+    number = relay(*words, home=served).stdout
     async with Client(server_of(served).server) as client:
-        found = ""
-        for _ in range(100):
-            found = await call(client, "search", query="build from:alice")
-            if found != "nothing found":
-                break
+        found = await call(client, "search", query="build from:alice")
         assert found.startswith(f"{number.strip()} from alice to bob, ")
         assert found.endswith(": the *build* is green")
 

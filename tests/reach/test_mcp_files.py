@@ -19,7 +19,7 @@ async def test_files_are_sent_by_path_and_come_as_paths(served: Path, tmp_path: 
     alice, bob = Client(over_stdio(served, "alice")), Client(server_of(served).server)
     async with alice, bob:
         text = await call(alice, "send", to="bob", body="see files", files=paths)
-        message, *files = (await call(bob, "inbox", wait_s=10)).rsplit("\n", 2)
+        message, *files = (await call(bob, "inbox", wait_s=100)).rsplit("\n", 2)
         assert message.startswith(f"Message {text.partition(':')[0]} from alice (message, ")
         assert message.endswith("\n| see files")
         known = [re.fullmatch(r"attachment in (.*) \((.*)\): (.*)", one) for one in files]

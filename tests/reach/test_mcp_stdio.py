@@ -31,7 +31,7 @@ async def test_a_conversation_over_stdio(served: Path, mode: str) -> None:
         assert sent.endswith("delivered to alice, not read yet")
         number = sent.partition(":")[0]
         relay("reply", "--as", "alice", number, "I am", home=served)
-        text = await call(client, "inbox", wait_s=10)
+        text = await call(client, "inbox", wait_s=100)
         assert text.startswith("Message ")
         assert " from alice (response, " in text
         assert text.endswith("| I am")
