@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 PROMPT = b"> "
 
 

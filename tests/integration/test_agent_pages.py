@@ -22,7 +22,7 @@ until grep -q '> ' "$HOME/screen-{0}"; do sleep 0.05; done
 until relay agents --json | grep -q '"name": "{0}"'; do sleep 0.05; done"""
 
 
-ANSWERED = """for i in $(seq 100); do
+ANSWERED = """for i in $(seq 1000); do
 relay tail --since 5m --no-follow | grep 'no remarks' && break; sleep 0.1; done; """
 
 
