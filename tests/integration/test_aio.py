@@ -134,7 +134,7 @@ async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
         )
         command = await bob.receive(PATIENCE_S)
         assert command is not None
-        await bob.ack(command, "in_progress", wait_s=2)
+        await bob.ack(command, "in_progress", wait_s=PATIENCE_S)
         await bob.ack(command, "completed", "took 12 s")
         assert (await asked).body == "completed\ntook 12 s"
         assert [command.id] == sent

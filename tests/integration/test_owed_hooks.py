@@ -30,7 +30,7 @@ def alice(home: Path) -> Iterator[Agent]:
 
 
 def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alice: Agent) -> None:
-    asked = alice.send("bob", "deploy", kind="command", wait_s=10)
+    asked = alice.send("bob", "deploy", kind="command", wait_s=PATIENCE_S)
     assert agents_of(home)["bob"]["state"] == "idle"
     assert f"Message {asked} from alice (command" in bob.prompt("what is new?")
     assert bob.stop() != ""  # seen, and owed: whichever of both it is kept for
@@ -44,7 +44,7 @@ def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alic
     assert bob.stop(stop_hook_active=True) == ""
     until(lambda: agents_of(home)["bob"]["owed"] == 1)
     assert "idle and owes 1" in relay("agents", home=home).stdout
-    notice = alice.receive(20)
+    notice = alice.receive(PATIENCE_S)
     assert notice is not None
     assert notice.re == asked
     assert notice.body.startswith("bob is idle and has not answered the command")
@@ -62,7 +62,7 @@ def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alic
 def test_a_hook_killed_around_its_print_tells_it_no_more_often(
     running: Relay, home: Path, bob: Cli, alice: Agent, step: str
 ) -> None:
-    asked = alice.send("bob", "deploy", kind="command", wait_s=10)
+    asked = alice.send("bob", "deploy", kind="command", wait_s=PATIENCE_S)
     bob.prompt("what is new?")
     bob.tool()
     until(lambda: not (home / "agents/bob/inbox" / f"{asked}.msg").exists())
