@@ -27,7 +27,7 @@ from relay.base.home import tag_of
 from relay.base.text import UNSEEN
 from relay.cli import cli
 from tests.box import Box
-from tests.procs import Relay, home_of, relay, until
+from tests.procs import PATIENCE_S, Relay, home_of, relay, until
 from tests.terminals import in_a_terminal
 
 pytestmark = pytest.mark.xdist_group("hostile")  # one home for all
@@ -241,10 +241,10 @@ def fill(home: Path, root: Path) -> dict[str, str]:
         alice.send("bob", EVIL, kind="command", ttl_s=1, headers={"X-NOTE": "\u202ex"})
         alice.status(EVIL)
         bob.send("nobody", EVIL)
-        bob.save_state(EVIL, 20)
+        bob.save_state(EVIL, PATIENCE_S)
         alice.send("operator", EVIL, attachments=[alice.attach(root / f"file {EVIL}")])
         alice.send("*", EVIL)
-        until(lambda: list((home / "agents/bob/inbox").glob(f"{sent}.msg")))
+        alice.wait(sent, f"delivered={PATIENCE_S}s")
     outbox = home / "agents" / "alice" / "outbox"
     (outbox / f"bad {EVIL}.msg").write_text("TO: bob\n\nhi")
     (outbox / "1700000000000000000-bad.msg").write_text(f"TO: bob\nTHREAD: {EVIL}\n\nhi")

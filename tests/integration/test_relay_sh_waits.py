@@ -22,9 +22,13 @@ def sh(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> Shell:
     return Shell(SHELLS[request.param], tmp_path, home)
 
 
+# Ten times its two seconds, for a relay that has not had its turn.
+PATIENT = '_relay_pause() { for _ in 1 2 3 4 5 6 7 8 9 10; do sleep "$1"; done; }\n'
+
+
 def send(sh: Shell, script: str, **env: str) -> tuple[int, str, str]:
     """The exit status, the id and the line on stderr; it waits unless ``env`` says otherwise."""
-    done = sh.run(script, **{"RELAY_NO_WAIT": "", **env})
+    done = sh.run(PATIENT + script, **{"RELAY_NO_WAIT": "", **env})
     assert done.stderr.count(b"\n") == bool(done.stderr)
     return done.returncode, done.stdout.decode().strip(), done.stderr.decode().strip()
 

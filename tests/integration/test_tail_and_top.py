@@ -94,7 +94,8 @@ def test_tail_shows_what_messages_say(running: Relay, home: Path) -> None:
     (home / "agents" / "bob" / "inbox" / f"{first}.msg").rename(
         home / "agents" / "bob" / "inbox" / ".read" / f"{first}.msg"
     )
-    assert [e["body"] for e in events(home, "--body")][1] == "one\n\x1b[31mtwo"  # bob's copy
+    found = [e["body"] for e in events(home, "--body") if e["message_id"] == first]
+    assert found[1] == "one\n\x1b[31mtwo"  # bob's copy
 
 
 def test_lines_of_tail_fit_the_terminal_unless_they_are_wide(running: Relay, home: Path) -> None:
@@ -296,8 +297,12 @@ def test_tail_tells_what_the_relay_was_sent_in_order_and_the_attempt_of_a_delive
     running: Relay, home: Path
 ) -> None:
     relay("channel", "create", "ci", home=home)
-    told = [e["event"] for e in events(home, "--since", "1h") if e["to"] == "__orchestrator__"]
-    assert told == ["new", "delivered", "read"]
+
+    def told() -> list[object]:
+        rows = events(home, "--since", "1h")
+        return [e["event"] for e in rows if e["to"] == "__orchestrator__"]
+
+    until(lambda: told() == ["new", "delivered", "read"])
     relay("send", "bob", "--as", "alice", "--due", "1s", "anyone?", home=home)
     until(lambda: any(e["detail"] == "attempt 2" for e in events(home, "--since", "1h")))
     found = events(home, "--since", "1h", "--agent", "bob")

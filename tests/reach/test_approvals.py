@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -171,13 +172,9 @@ def test_the_first_answer_decides_for_all(root: Path) -> None:
         with asking(cli, "make") as decided:
             until(lambda: waiting(root))
             (row,) = waiting(root)
-            words = [[sys.executable, "-m", "relay", "--home", str(root)]] * 2
-            both = [
-                subprocess.Popen([*line, verb, row["id"]], stderr=subprocess.PIPE)
-                for line, verb in zip(words, ("approve", "deny"), strict=True)
-            ]
-            for one in both:
-                one.communicate(timeout=PATIENCE_S)
+            with ThreadPoolExecutor() as threads:
+                verbs = ("approve", "deny")
+                both = list(threads.map(lambda verb: relay(verb, row["id"], home=root), verbs))
         codes = [one.returncode for one in both]
         assert sorted(codes) == [0, 6]
         assert decided == ["allow" if codes[0] == 0 else "deny: the operator answered no"]
