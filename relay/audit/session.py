@@ -57,10 +57,10 @@ LAST_WORDS_S = 2  # of a JVM that may be about to end
 # The first compiler alone has 48 MB for its code, less than the jobs of a run need: what is thrown
 # out is compiled again, a fifth of a run. Classes of Spark's own jars are not verified, a tenth of
 # a small run. Arrow would check each value's bounds twice, a tenth of a scan; the batches are our
-# own workers'.
+# own workers'. Spark makes methods of wide plans that Java would leave to its interpreter.
 JAVA_OPTIONS = (
     "-XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -Duser.timezone=UTC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    "-XX:-DontCompileHugeMethods -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
 SMALL_BYTES = 32 << 20  # of some ten thousand messages
@@ -80,11 +80,20 @@ SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     # 200 by default: for a home of a few thousand messages that is 200 empty tasks a join.
     "spark.sql.shuffle.partitions": "16",
-    # Percentiles of more groups than this are made in order: hours and pairs of agents are more
-    # than the 128 by default.
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
+    # What is collected, and percentiles, of more groups a task than this are put in order: 128 by
+    # default, fewer than there are messages, hours, or pairs of agents.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
     # A join whose parts are smaller looks one side up, and puts neither in order.
     "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
+    # Most columns of results are ids, checksums and times, each once.
+    "spark.hadoop.parquet.enable.dictionary": "false",
+    # A table has its place at once: of a run that fails nothing stays.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Nobody reads the text of a plan, nor tries a new rule of the optimizer.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "100",
+    "spark.sql.lightweightPlanChangeValidation": "false",
 }
 # Planning and compiling are most of a small run: plan once, interpret, and compute each table in
 # one task: inputs have one partition, so that joins move no row. A broadcast is a query of its own.
@@ -95,6 +104,9 @@ SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.optimizer.disableHints": "true",
+    # What is sent to tasks, most of it Hadoop's settings, stays in this JVM.
+    "spark.broadcast.compress": "false",
+    "spark.broadcast.checksum": "false",
 }
 _PYTHON_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
@@ -192,8 +204,9 @@ def explained() -> Iterator[None]:
 
 def has_ended() -> bool:
     """Return True when the JVM that runs Spark is gone."""
-    process = getattr(SparkContext._gateway, "proc", None)
-    return process is not None and process.poll() is not None
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    return gateway is None or (process is not None and process.poll() is not None)
 
 
 def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkSession:
@@ -311,12 +324,21 @@ def _start(conf: SparkConf) -> SparkSession:
         context = SparkContext(gateway=gateway, conf=conf)
         _jvm.starting = False
         _silence_lost_connections(context)
+        _without_checksum_files(context)
         context.setLogLevel("ERROR")
     except (PySparkException, Py4JError, OSError) as exc:
         raise _start_error(exc) from exc
     for name in _PYTHON_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     return SparkSession(context)
+
+
+def _without_checksum_files(context: SparkContext) -> None:
+    """Write, and look for, no file of checksums beside each: a process sets the mode of each."""
+    hadoop = context._jvm.org.apache.hadoop.fs.FileSystem
+    local = hadoop.getLocal(context._jsc.hadoopConfiguration())
+    local.setWriteChecksum(False)
+    local.setVerifyChecksum(False)
 
 
 def _silence_lost_connections(context: SparkContext) -> None:

@@ -130,10 +130,16 @@ CROSS JOIN (
 
 -- view: sides
 -- Every message with its row in the ledger and what the other sources have. All are put into one
--- table and grouped once: as joins, each would be moved and ordered by itself. Messages of the
--- store without a relay id were sent through the engine alone; originals are accepted ones, neither
--- rejected nor duplicates. Without a TO a header was not read.
+-- table and grouped once: as joins, each would be moved and ordered by itself. Where something is
+-- collected Spark groups by a hash, else, for strings, in order. Messages of the store without a
+-- relay id were sent through the engine alone; originals are accepted ones, neither rejected nor
+-- duplicates. Without a TO a header was not read.
 SELECT message_id, max(ledger) AS ledger, count(state) AS deliveries,
+    nullif(array_join(sort_array(collect_list(
+        CASE WHEN state IN ('held', 'staged') THEN recipient END)), ', '), '') AS waiting_for,
+    nullif(array_join(sort_array(collect_list(
+        CASE WHEN state IN ('expired', 'bounced', 'dead') THEN recipient END)), ', '), '')
+        AS ended_for,
     count(CASE WHEN state = 'dead' THEN state END) AS dead,
     nullif(count(copy), 0) AS copies, count(copy.checksum) AS checksums,
     min(copy.checksum) AS lowest_checksum, max(copy.checksum) AS highest_checksum,
@@ -159,38 +165,29 @@ FROM (
     FROM (
         SELECT message_id, struct(agent_name, target, message_type, status, checksum, file_path,
                 file_size, file_inode, discovered_at, processed_at, last_error) AS ledger,
-            CAST(NULL AS STRING) AS state, NULL AS copy, NULL AS record, NULL AS original
+            CAST(NULL AS STRING) AS state, CAST(NULL AS STRING) AS recipient, NULL AS copy,
+            NULL AS record, NULL AS original
         FROM ledger_messages
         UNION ALL
-        SELECT message_id, NULL, state, NULL, NULL, NULL FROM ledger_deliveries
+        SELECT message_id, NULL, state, recipient, NULL, NULL, NULL FROM ledger_deliveries
         UNION ALL
-        SELECT relay_id, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
+        SELECT relay_id, NULL, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
             timestamp_micros(created_ns DIV 1000) AS dated, correlation_id AS thread,
             CASE WHEN to IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN to IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line), NULL, NULL
         FROM store_messages WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT relay_id, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum, sender, to,
+        SELECT relay_id, NULL, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum, sender, to,
             kind, created_at, timestamp_micros(created_ns DIV 1000) AS dated), NULL
         FROM journal_sent WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT message_id, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum, changed_at,
+        SELECT message_id, NULL, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum, changed_at,
             target AS to, message_type AS kind, priority, thread,
             CASE WHEN target IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN target IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line)
         FROM originals WHERE kind = 'original' AND message_id IS NOT NULL))
 GROUP BY message_id
 HAVING max(ledger) IS NOT NULL OR count(copy) + count(record) + count(original) > 0
-
--- view: recipients
--- Names are collected of those alone that wait or have ended unwritten: a list for every message is
--- ten times the work.
-SELECT message_id, nullif(array_join(sort_array(collect_list(
-        CASE WHEN state IN ('held', 'staged') THEN recipient END)), ', '), '') AS waiting_for,
-    nullif(array_join(sort_array(collect_list(
-        CASE WHEN state NOT IN ('held', 'staged') THEN recipient END)), ', '), '') AS ended_for
-FROM ledger_deliveries WHERE state IN ('held', 'staged', 'expired', 'bounced', 'dead')
-GROUP BY message_id
 
 -- view: compared
 -- Every message as all sources have it; each header that differs between them, with both values.
@@ -248,7 +245,6 @@ FROM (
         file_inode IS NOT NULL AND message_type <> 'spawn'
             AND (least_size <> file_size OR most_size <> file_size) AS has_other_size
     FROM (SELECT *, ledger.*, substring(ledger.file_path, 9, 10) AS day FROM sides)
-    LEFT JOIN recipients USING (message_id)
     LEFT JOIN (
         SELECT DISTINCT message_id, true AS was_archived
         FROM ledger_audit_log WHERE old_status = 'archived') USING (message_id)
@@ -331,7 +327,8 @@ SELECT max(relay_id) AS message_id, recipient, max(stored_state) AS stored_state
     max(`end`) AS moved_end, max_by(at, `end`) AS moved_at, count_if(is_made) AS made,
     count_if(is_made AND attempt <= 1) AS first_made, max(attempt) AS attempts,
     max(CASE WHEN is_made THEN attempt END) AS last_made,
-    max_by(struct(said, answer_id), CASE WHEN said IS NOT NULL THEN `end` END) AS ack
+    array_max(collect_list(CASE WHEN said IS NOT NULL
+        THEN struct(`end`, said, answer_id) END)) AS ack
 FROM (
     SELECT number, recipient, relay_id, CAST(NULL AS STRING) AS stored_state,
         CAST(NULL AS BOOLEAN) AS is_archived, state, `end`, at,
@@ -349,7 +346,9 @@ GROUP BY number, recipient
 -- with the ledger's, or come just before it. Overdue, an acknowledgment waits for the next attempt,
 -- and only that reaches the ledger; a dead one that is replayed waits for its own. Control messages
 -- are carried out by the relay itself: `read` in the ledger, whatever the outcome.
-SELECT *, coalesce(journal_state, stored_state) IS NOT NULL AS is_told,
+SELECT *, ledger.state AS ledger_state, ledger.attempt AS attempt,
+    ledger.ack_status AS ack_status, ledger.answer_id AS answer_id,
+    ledger.lacks_time AS lacks_time, coalesce(journal_state, stored_state) IS NOT NULL AS is_told,
     max(coalesce(journal_state, stored_state)) OVER (PARTITION BY message_id) AS known_state,
     recipient <> '__orchestrator__' AS is_agents,
     CASE WHEN recipient = '__orchestrator__'
@@ -362,9 +361,8 @@ SELECT *, coalesce(journal_state, stored_state) IS NOT NULL AS is_told,
         WHEN ledger_state = 'bounced' THEN array('Bounced')
         WHEN ledger_state = 'dead' THEN array('Dead', 'Staged', 'Waiting') END AS words
 FROM (
-    SELECT message_id, recipient, max(ledger.state) AS ledger_state, max(ledger.attempt) AS attempt,
-        max(ledger.ack_status) AS ack_status, max(ledger.answer_id) AS answer_id,
-        max(ledger.lacks_time) AS lacks_time, max(move.stored_state) AS stored_state,
+    SELECT message_id, recipient, array_max(collect_list(ledger)) AS ledger,
+        max(move.stored_state) AS stored_state,
         bool_or(move.is_archived) AS is_archived, max(move.journal_state) AS journal_state,
         max(move.moved_end) AS moved_end, max(move.moved_at) AS moved_at, max(move.made) AS made,
         max(move.first_made) AS first_made, max(move.attempts) AS attempts,
