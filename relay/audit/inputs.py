@@ -9,7 +9,7 @@ import glob
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pyspark import StorageLevel
@@ -18,11 +18,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from relay.audit import lake_columns
-from relay.audit.disk_usage import HomeUsage, measure
 from relay.audit.extract import UNREAD, update
 from relay.audit.lake import Lake, LakeManifest, default_name, home_id, open_lake
 from relay.audit.lake_tables import read_parquet
-from relay.audit.schemas import arrow_table, formats, subset
+from relay.audit.schemas import formats, subset
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import MODES
 from relay.audit.sources.acomm_source import SECTIONS, sections_of
@@ -41,13 +40,21 @@ _SECTIONS = {
 _SOURCES = {"store": ("store", "archive"), "journal": ("segment", "journal")}
 
 
+def extracted(snapshot: HomeSnapshot, url: str) -> tuple[Lake, LakeManifest]:
+    """Bring a lake up to date with a snapshot. Errors: RelayError."""
+    lake = open_lake(url)
+    name = default_name(snapshot.home)
+    with lake.locked(home_id(name)):
+        return lake, update(lake, name, snapshot)[0]
+
+
 class Inputs:
     """DataFrames over the frozen files, for all jobs of a run.
 
     They are extracted into a lake on first use: ``lake``, or one in the run's folder. Content,
     metadata and signatures are not in it. What is damaged of store and journal is passed over, and
     ``lost`` says so; when ``strict``, it is an error. ``results``: folder of the tables that jobs
-    of this run have written.
+    of this run have written. ``extracted``: the lake, where it has the rows of this snapshot.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Inputs:
         earlier: str | None = None,
         strict: bool = False,
         results: str = "",
+        extracted: tuple[Lake, LakeManifest] | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.results = results
@@ -68,7 +76,7 @@ class Inputs:
         self._lake_url = lake or os.path.join(snapshot.folder, "lake")
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and snapshot.size <= SMALL_BYTES
-        self._tables: dict[str, Any] = {}
+        self._tables: dict[str, Any] = {} if extracted is None else {"lake": extracted}
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
 
@@ -94,19 +102,6 @@ class Inputs:
         """Time of the ledger's snapshot. Unix nanoseconds."""
         return self.snapshot.ledger.taken_ns
 
-    @property
-    def disk_usage(self) -> HomeUsage:
-        """Disk usage, measured once, on first use.
-
-        Errors: ConfigError; RelayError when the disk cannot be queried.
-        """
-        home, until_ns = self.snapshot.home, self.snapshot.observed_until_ns
-        return self._cached("disk usage", lambda: measure(home, until_ns))
-
-    def local_table(self, rows: Iterable[tuple[object, ...]], schema: StructType) -> DataFrame:
-        """Make a table of one partition from rows of the driver."""
-        return self._spark.createDataFrame(arrow_table(rows, schema)).coalesce(1)
-
     def previous_run(self, table: str, schema: StructType) -> DataFrame:
         """Read a small table of the previous run; it is empty without ``--compare``.
 
@@ -125,12 +120,14 @@ class Inputs:
         return self._spark.createDataFrame(rows, schema)
 
     def table(self, name: str, *columns: str) -> DataFrame:
-        """Read columns of a table of the lake; paths as in the home.
+        """Read columns of a table of the lake, or all; paths as in the home.
 
         Errors: RelayError for an unknown column, and where rows of store or journal could not be
         read, when ``strict``.
         """
         self._require_whole(*_SOURCES.get(name.partition("_")[0], ()))
+        if not columns:  # to name them all takes longer than to leave them to the optimizer
+            return self._table(name)
         known = formats.of_lake(lake_columns.TABLES[name])
         return self._table(name).select(*subset(known, columns, f"table {name}").names)
 
@@ -196,13 +193,7 @@ class Inputs:
     def _extracted(self) -> tuple[Lake, LakeManifest]:
         """The lake, with the rows of this snapshot. Errors: RelayError."""
 
-        def extract() -> tuple[Lake, LakeManifest]:
-            lake = open_lake(self._lake_url)
-            name = default_name(self.snapshot.home)
-            with lake.locked(home_id(name)):
-                return lake, update(lake, name, self.snapshot)[0]
-
-        return self._cached("lake", extract)
+        return self._cached("lake", lambda: extracted(self.snapshot, self._lake_url))
 
     def _table(self, table: str) -> DataFrame:
         """Read a table of the lake."""

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.audit.jobs import JOBS
+from relay.audit.jobs.job import FINDINGS
 from relay.audit.report import Previous, make_page
 from relay.audit.summary import REPORT, SUMMARY, Report, read_summary, to_json
 from relay.base import fsio
 from relay.base.errors import RelayError
 
-FINDINGS = "findings"
 UNFINISHED = ".unfinished"
 LOCK = ".lock"
 

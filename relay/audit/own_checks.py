@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -118,6 +117,7 @@ def _listed(folder: str) -> dict[str, str]:
 
 def _job(name: str, path: str, problem: str) -> AuditJob:
     """Make the job of a file; one that cannot be used cannot run."""
+    counts = partial(_count, name)
     try:
         if problem:
             raise UnsafePath(problem)
@@ -125,11 +125,20 @@ def _job(name: str, path: str, problem: str) -> AuditJob:
     except (RelayError, OSError) as exc:
         reason = getattr(exc, "strerror", None) or str(exc)
         header, make = Header(f"cannot run: {reason}", {}), partial(_refuse, reason)
-        return AuditJob(name, header, {name: ROW}, make, partial(_count, name), source=path)
+        return AuditJob(name, header, {name: ROW}, counts, make, source=path)
     found = partial(_findings, name, header.value(SEVERITY))
     made = partial(_make, name, sql)
-    job = AuditJob(name, header, {name: ROW}, made, partial(_count, name), found, source=path)
-    return replace(job, reads_kept=_KEPT.search(_COMMENT.sub("", sql)) is not None)
+    return AuditJob(
+        name,
+        header,
+        {name: ROW},
+        counts,
+        made,
+        findings=found,
+        found_in=frozenset([name]),
+        source=path,
+        reads_kept=_KEPT.search(_COMMENT.sub("", sql)) is not None,
+    )
 
 
 def read_check(path: str) -> tuple[Header, str]:

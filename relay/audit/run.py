@@ -17,21 +17,20 @@ from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyarrow.dataset import dataset
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from relay.audit import cluster, jobs, own_checks, unused
 from relay.audit.header import ERROR, WARNING
-from relay.audit.inputs import Inputs
+from relay.audit.inputs import Inputs, extracted
 from relay.audit.jobs import JOBS, AuditJob
-from relay.audit.jobs.job import ASCENDING, count_by, first_rows
+from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, count_by, first_rows
+from relay.audit.kept_results import KeptResults
+from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
-from relay.audit.output import FINDINGS, OutFolder, out_folder
-from relay.audit.schemas import arrow_table
-from relay.audit.schemas.results import FINDING
+from relay.audit.output import OutFolder, out_folder
 from relay.audit.session import (
     DEFAULT_MASTER,
     end_jvm,
@@ -118,17 +117,21 @@ def run_audit(
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
             examples = {job.name: Examples() for job in wanted}
-            made = None
-            is_plain = request.compare is None and request.lake is None
-            if is_plain and not any(job.source for job in wanted):
-                made = unused.tables_of(snapshot)
+            kept = _kept_results(request, snapshot)
+            plain = _plain(wanted, request, snapshot, kept)
+            reports = _run_plain(wanted, plain, snapshot, written, listener, examples)
             lost: list[str] = []
-            if made is not None:
-                reports = _write_unused(wanted, snapshot, made, written, listener, examples)
-            else:
-                reports, lost = _run_on_spark(
-                    wanted, request, snapshot, written, listener, examples
+            if rest := [job for job in wanted if job.name not in plain]:
+                made = kept.extracted if kept is not None else None
+                judged, lost = _run_on_spark(
+                    rest, request, snapshot, made, written, listener, examples
                 )
+                reports |= judged
+                if kept is not None:
+                    sound = [job for job in rest if judged[job.name].error is None]
+                    with contextlib.suppress(RelayError):  # the next run judges again
+                        kept.keep(sound, written.tables)
+            reports = {job.name: reports[job.name] for job in wanted}
             report = _report(snapshot, request, reports, lost)
             if request.out is not None:
                 listener.step_started(WRITING)
@@ -138,24 +141,53 @@ def run_audit(
     return report, examples
 
 
-def _write_unused(
+def _kept_results(request: RunRequest, snapshot: HomeSnapshot) -> KeptResults | None:
+    """Results of a lake that stays; None without one, and where only a job says what is wrong."""
+    if request.lake is None or request.compare is not None or request.strict:
+        return None
+    with contextlib.suppress(RelayError, OSError):
+        return KeptResults(*extracted(snapshot, request.lake), snapshot)
+    return None
+
+
+def _plain(
     wanted: list[AuditJob],
+    request: RunRequest,
     snapshot: HomeSnapshot,
-    made: Mapping[str, pa.Table],
+    kept: KeptResults | None,
+) -> dict[str, Callable[[str], None]]:
+    """How to write the tables of jobs that need no Spark; of an unused home these are all."""
+    found: dict[str, Callable[[str], None]] = {}
+    for job in wanted:
+        if job.plain is not None:
+            found[job.name] = partial(_write_plain, job, partial(job.plain, snapshot))
+        elif kept is not None and (result := kept.of(job)) is not None:
+            found[job.name] = partial(kept.copy, result)
+    is_usual = request.compare is None and request.lake is None
+    if is_usual and not any(job.source for job in wanted):
+        made = unused.tables_of(snapshot)
+        if made is not None:
+            rest = (job for job in wanted if job.name not in found)
+            found |= {job.name: partial(_write_plain, job, lambda: made) for job in rest}
+    return found
+
+
+def _run_plain(
+    wanted: list[AuditJob],
+    plain: Mapping[str, Callable[[str], None]],
+    snapshot: HomeSnapshot,
     out: OutFolder,
     listener: ProgressListener,
     examples: Mapping[str, Examples],
 ) -> dict[str, JobReport]:
-    """Write the tables of a home that has seen nothing; there are no findings."""
+    """Write the tables of these jobs; their reports."""
     reports = {}
     for job in wanted:
+        if job.name not in plain:
+            continue
         listener.job_started(job.name, len(wanted))
-        reports[job.name] = _run_job(
-            job,
-            snapshot,
-            out.tables,
-            partial(_compute_unused, job, made, out.tables, examples[job.name]),
-        )
+        compute = partial(_compute_plain, job, plain[job.name], out.tables, examples[job.name])
+        reports[job.name] = _run_job(job, snapshot, out.tables, compute)
         listener.job_finished(reports[job.name], examples[job.name])
     return reports
 
@@ -164,6 +196,7 @@ def _run_on_spark(
     wanted: list[AuditJob],
     request: RunRequest,
     snapshot: HomeSnapshot,
+    made: tuple[Lake, LakeManifest] | None,
     out: OutFolder,
     listener: ProgressListener,
     examples: Mapping[str, Examples],
@@ -179,24 +212,25 @@ def _run_on_spark(
         every: list[Inputs] = []  # of each session: one that ended is followed by another
 
         def inputs_of(spark: SparkSession) -> Inputs:
-            made = Inputs(
+            inputs = Inputs(
                 spark,
                 snapshot,
                 lake=request.lake,
                 earlier=request.compare,
                 strict=request.strict,
                 results=out.tables,
+                extracted=made,
             )
-            every.append(made)
-            return made
+            every.append(inputs)
+            return inputs
 
         def renewed(old: Inputs) -> Inputs:
             return inputs_of(restarted(old.spark, request.master, settings))
 
         reports = _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
-        extracted = [] if request.strict else [one for one in every if one.is_extracted]
+        those = [] if request.strict else [one for one in every if one.is_extracted]
         # When strict it is the error of a job.
-        return reports, extracted[0].lost if extracted else []
+        return reports, those[0].lost if those else []
 
 
 def _wanted(request: RunRequest) -> list[AuditJob]:
@@ -242,14 +276,14 @@ def _run_jobs(
     """Run the jobs, some at once: while one is planned, on one core, another is computed.
 
     Own checks are last, since they may read what the others wrote, and one at a time: what ends
-    Spark is then known. Verdicts are reported as they come, returned in the order of ``wanted``.
+    Spark is then known. Verdicts are reported as they come.
     """
     reports: dict[str, JobReport] = {}
 
     def run(job: AuditJob, inputs: Inputs) -> JobReport:
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
-        listener.job_started(job.name, len(wanted))
+        listener.job_started(job.name, len(examples))
         compute = partial(_compute, job, inputs, out.tables, examples[job.name])
         return _run_job(job, inputs.snapshot, out.tables, compute)
 
@@ -275,7 +309,7 @@ def _run_jobs(
             finish(report)
     finally:  # after an interrupt the caller ends Spark, and the jobs with it
         pool.shutdown(wait=False, cancel_futures=True)
-    return {name: reports[name] for name in examples}
+    return reports
 
 
 def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> JobReport:
@@ -329,38 +363,43 @@ def _empty_report(job: AuditJob) -> JobReport:
 def _compute(
     job: AuditJob, inputs: Inputs, out: str, examples: Examples, report: JobReport
 ) -> None:
-    spark = inputs.spark
-    tables = {
-        name: _write_table(spark, frame, os.path.join(out, name))
-        for name, frame in job.make(inputs).items()
-    }
-    _count(job, out, examples, report)
+    assert job.make is not None
+    for name, frame in job.make(inputs).items():
+        frame.write.mode("overwrite").parquet(os.path.join(out, name))
     report.is_partial = bool(job.reads_kept and inputs.is_extracted and inputs.lost)
-    if job.findings is None:
-        return
-    observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
-    path = os.path.join(out, _findings_of(job))
-    _write_table(spark, job.findings(tables, observed_at), path)
-    found = dataset(path, format="parquet")
-    report.findings = count_by(found, "check")
-    severities = count_by(found, "severity")
-    report.errors, report.warnings = severities.get(ERROR, 0), severities.get(WARNING, 0)
-    order = {"severity": ASCENDING, "check": ASCENDING, "message_id": ASCENDING}
-    examples.findings = first_rows(found, order, SHOWN_FIELDS, SHOWN_FINDINGS)
-
-
-def _compute_unused(
-    job: AuditJob, made: Mapping[str, pa.Table], out: str, examples: Examples, report: JobReport
-) -> None:
-    tables = {os.path.join(out, name): made[name] for name in job.tables}
     if job.findings is not None:
-        tables[os.path.join(out, _findings_of(job))] = arrow_table((), FINDING)
+        tables = {
+            name: read_parquet(inputs.spark, job.tables[name], os.path.join(out, name))
+            for name in sorted(job.found_in)
+        }
+        observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
+        found = job.findings(tables, observed_at)
+        found.write.mode("overwrite").parquet(os.path.join(out, _findings_of(job)))
+    _count(job, out, examples, report)
+
+
+def _compute_plain(
+    job: AuditJob,
+    write: Callable[[str], None],
+    out: str,
+    examples: Examples,
+    report: JobReport,
+) -> None:
+    write(out)
+    _count(job, out, examples, report)
+
+
+def _write_plain(job: AuditJob, make: Callable[[], Plain], out: str) -> None:
+    """Write tables that were made without Spark."""
+    made = make()
+    tables = {os.path.join(out, name): made[name] for name in job.tables}
+    if job.header.checks:
+        tables[os.path.join(out, _findings_of(job))] = made[FINDINGS]
     for path, table in tables.items():
         os.makedirs(path, mode=0o700)
         # Times as Spark writes them, so that all readers see the same.
         file = os.path.join(path, "part-0.parquet")
         parquet.write_table(table, file, use_deprecated_int96_timestamps=True)
-    _count(job, out, examples, report)
 
 
 def _count(job: AuditJob, out: str, examples: Examples, report: JobReport) -> None:
@@ -370,16 +409,18 @@ def _count(job: AuditJob, out: str, examples: Examples, report: JobReport) -> No
     report.counts = job.counts(written)
     if job.shown is not None:
         examples.rows = job.shown(written)
+    path = os.path.join(out, _findings_of(job))
+    if os.path.isdir(path):
+        found = dataset(path, format="parquet")
+        report.findings = count_by(found, "check")
+        severities = count_by(found, "severity")
+        report.errors, report.warnings = severities.get(ERROR, 0), severities.get(WARNING, 0)
+        order = {"severity": ASCENDING, "check": ASCENDING, "message_id": ASCENDING}
+        examples.findings = first_rows(found, order, SHOWN_FIELDS, SHOWN_FINDINGS)
 
 
 def _findings_of(job: AuditJob) -> str:
     return os.path.join(FINDINGS, f"job={job.name}")
-
-
-def _write_table(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
-    """Write the frame and read it back: it is computed once."""
-    frame.write.mode("overwrite").parquet(path)
-    return read_parquet(spark, frame.schema, path)
 
 
 def _report(

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from relay.acomm import store_file
-from relay.audit.disk_usage import measure
-from relay.audit.jobs import JOBS, capacity
+from relay.audit.jobs.job import FINDINGS
+from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.audit.lake_columns import LEDGER
 from relay.audit.schemas import arrow_table
+from relay.audit.schemas.results import FINDING
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import home_files, journal_files, ledger_rows, originals
 from relay.audit.sources.home_files import VerifiedFile
@@ -33,14 +34,15 @@ Row = tuple[object, ...]
 
 
 def tables_of(snapshot: HomeSnapshot) -> dict[str, pa.Table] | None:
-    """Make the tables of all jobs; None when it takes a job to judge the home."""
+    """Make the tables of all jobs in SQL, and no finding; None when the home must be judged."""
     try:
         rows = _rows(snapshot)
     except (RelayError, OSError):
         return None
     if rows is None:
         return None
-    schemas = {name: schema for job in JOBS.values() for name, schema in job.tables.items()}
+    schemas = {name: schema for job in SQL_JOBS for name, schema in job.tables.items()}
+    schemas[FINDINGS] = FINDING
     return {name: arrow_table(rows.get(name, ()), schema) for name, schema in schemas.items()}
 
 
@@ -50,20 +52,18 @@ def _rows(snapshot: HomeSnapshot) -> dict[str, Iterable[Row]] | None:
         return None
     follows = ledger_rows.journal_position(ledger_rows.read_state(snapshot.ledger.path))
     ends = max(snapshot.journal.until.values(), default=None)
-    files, sizes = list(_files(snapshot)), measure(snapshot.home, snapshot.observed_until_ns)
+    files = list(_files(snapshot))
     if (
         ledger_rows.log_problems(snapshot.ledger.path)
         or (follows or 0) > (ends or 0)
         or any(file.problems or file.warnings or file.day for file in files)
         or _holds_messages(snapshot)
-        or sizes.free_bytes < sizes.floor_bytes
     ):
         return None
     return {
         "integrity": [_verified(file) for file in files],
         "reconcile_journal": [("followed", follows, ends, 0, None)],
         "agents": [_life(snapshot.observed_until_ns, *agent) for agent in registered],
-        **capacity.rows(snapshot.ledger.path, sizes),
     }
 
 

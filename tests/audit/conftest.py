@@ -25,7 +25,6 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSe
 SECOND = (
     "test_real_homes.py",
     "test_own_checks.py",
-    "test_capacity.py",
     "test_cluster.py",
 )
 # Classes of Spark's in its JVM -> static members.

@@ -6,17 +6,18 @@ import os
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
 from relay.audit.disk_usage import HomeUsage, PartUsage, RetentionLimit, TierSavings, measure
-from relay.audit.inputs import Inputs
 from relay.audit.jobs import capacity
+from relay.audit.schemas import results
+from relay.audit.snapshot import HomeSnapshot
 from relay.base.config import Config, DiskSettings, RetentionSettings, encode
 from relay.base.errors import ConfigError
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
-from tests.audit.ledger_rows import DAY, checks, counted, details, insert, made, message
+from tests.audit.ledger_rows import DAY, insert, message
 from tests.box import Box
 
 pytestmark = pytest.mark.shows("audit 2.1")
@@ -41,15 +42,26 @@ def sizes(
     return HomeUsage(200 * GIB, free, 64 * MIB, UNTIL, measured, limits, **of)  # type: ignore[arg-type]
 
 
-def tables(inputs: Inputs, known: HomeUsage) -> dict[str, DataFrame]:
-    """The job's tables over a ledger and a disk that is told."""
-    fresh = Inputs(SparkSession.active(), inputs.snapshot)  # it keeps what it made
-    fresh._cached("disk usage", lambda: known)  # as if they had been looked at
-    return made(capacity.JOB, capacity.make(fresh))
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def tables(snapshot: HomeSnapshot, known: HomeUsage) -> Rows:
+    """The job's tables over a ledger and a disk that is told, and its findings."""
+    made = capacity.tables(snapshot, known)
+    assert {name: made[name].schema.names for name in made} == {
+        **{name: schema.names for name, schema in capacity.JOB.tables.items()},
+        "findings": results.FINDING.names,
+    }
+    return {name: table.to_pylist() for name, table in made.items()}
+
+
+def found(made: Rows) -> list[tuple[str, str]]:
+    """(check, severity) of each finding."""
+    return [(row["check"], row["severity"]) for row in made["findings"]]
 
 
 @pytest.fixture(scope="module")
-def inputs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inputs]:
+def days(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeSnapshot]:
     """Ten days with a hundred messages each, and the last with ten so far."""
     root = tmp_path_factory.mktemp("days")
     home = HomeBuilder(root / "home")
@@ -58,14 +70,14 @@ def inputs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         insert(
             home, "messages", [message(f"{before}-{n}", at) for n in range(100 if before else 10)]
         )
-    yield home.inputs(spark, root / "run")
+    yield home.snapshot(root / "run")
     home.close()
 
 
-def test_growth_is_that_of_the_last_seven_whole_days(inputs: Inputs) -> None:
+def test_growth_is_that_of_the_last_seven_whole_days(days: HomeSnapshot) -> None:
     journal = [PartUsage("journal", day(n), 1, 70 * MIB if n <= 7 else GIB) for n in range(1, 11)]
     made = tables(
-        inputs,
+        days,
         sizes(
             *journal,
             PartUsage("journal", day(0), 1, GIB),  # today has only begun
@@ -74,54 +86,52 @@ def test_growth_is_that_of_the_last_seven_whole_days(inputs: Inputs) -> None:
             PartUsage("other", None, 2, MIB),
         ),
     )
-    parts = {row["part"]: row for row in made["capacity_parts"].collect()}
+    parts = {row["part"]: row for row in made["capacity_parts"]}
     assert parts["journal"]["bytes_per_day"] == 70 * MIB
     assert parts["ledger"]["bytes_per_day"] == 100 * MIB  # a hundred of 1,010 rows a day
     assert parts["archive"]["bytes_per_day"] == 2 * MIB
     assert (parts["other"]["bytes_per_day"], parts["other"]["files"]) == (0.0, 2)
-    days = {row["day"]: row for row in made["capacity"].collect()}
-    assert len(days) == 11
-    third = days[day(3)]
+    by_day = {row["day"]: row for row in made["capacity"]}
+    assert len(by_day) == 11
+    third = by_day[day(3)]
     assert (third["messages"], third["message_bytes"]) == (100, 100 * FILE_SIZE)
     assert (third["ledger_bytes"], third["journal_bytes"]) == (100 * MIB, 70 * MIB)
     assert third["total_bytes"] == (100 + 70 + 14) * MIB
-    (row,) = made["capacity_forecast"].collect()
+    (row,) = made["capacity_forecast"]
     assert row["bytes_per_day"] == 172 * MIB
     room = 100 * GIB - 64 * MIB
     assert row["full_in_days"] == row["full_in_days_kept"] == room // (172 * MIB) + 1
-    assert checks(capacity.JOB, made) == []
-    assert counted(capacity.JOB, made)["bytes_per_day"] == 172 * MIB
+    assert found(made) == []
 
 
 def test_a_disk_that_is_soon_full_is_found_unless_retention_keeps_it_free(
-    inputs: Inputs,
+    days: HomeSnapshot,
 ) -> None:
     archive = [PartUsage("archive", day(n), 1, GIB // 2) for n in range(1, 11)]
     inbox = [PartUsage("inbox", day(n), 1, GIB // 2) for n in range(1, 11)]
     # Retention that comes too late is none.
     late = RetentionLimit("archive", 90, None)
-    soon = tables(inputs, sizes(*archive, *inbox, free=20 * GIB, limits=(late,)))
-    assert checks(capacity.JOB, soon) == [("capacity.full_soon", "warning", None, None)]
-    (detail,) = details(capacity.JOB, soon, "capacity.full_soon")
-    assert detail["full_in_days_kept"] == "20"
+    soon = tables(days, sizes(*archive, *inbox, free=20 * GIB, limits=(late,)))
+    assert found(soon) == [("capacity.full_soon", "warning")]
+    assert dict(soon["findings"][0]["detail"])["full_in_days_kept"] == "20"
 
     limits = (RetentionLimit("archive", 25, None), RetentionLimit("inbox", 90, 25 * GIB // 2))
-    kept = tables(inputs, sizes(*archive, *inbox, free=20 * GIB, limits=limits))
-    (row,) = kept["capacity_forecast"].collect()
+    kept = tables(days, sizes(*archive, *inbox, free=20 * GIB, limits=limits))
+    (row,) = kept["capacity_forecast"]
     assert (row["full_in_days"], row["full_in_days_kept"]) == (20, None)
-    assert checks(capacity.JOB, kept) == []
+    assert found(kept) == []
     # The 31st day is not soon.
-    month = tables(inputs, sizes(*archive, *inbox, free=31 * GIB))
-    (row,) = month["capacity_forecast"].collect()
-    assert (row["full_in_days"], checks(capacity.JOB, month)) == (31, [])
+    month = tables(days, sizes(*archive, *inbox, free=31 * GIB))
+    (row,) = month["capacity_forecast"]
+    assert (row["full_in_days"], found(month)) == (31, [])
 
 
-def test_below_the_floor_is_an_error(inputs: Inputs) -> None:
-    below = tables(inputs, sizes(PartUsage("ledger", None, 1, MIB), free=63 * MIB))
-    assert checks(capacity.JOB, below) == [("capacity.below_floor", "error", None, None)]
+def test_below_the_floor_is_an_error(days: HomeSnapshot) -> None:
+    below = tables(days, sizes(PartUsage("ledger", None, 1, MIB), free=63 * MIB))
+    assert found(below) == [("capacity.below_floor", "error")]
 
 
-def test_what_the_tiers_save(inputs: Inputs) -> None:
+def test_what_the_tiers_save(days: HomeSnapshot) -> None:
     known = sizes(
         PartUsage("archive", day(2), 1, 4096),
         free=64 * MIB,  # at the floor is not below it
@@ -129,8 +139,8 @@ def test_what_the_tiers_save(inputs: Inputs) -> None:
         packs=((day(2), 4096), (day(3), 4096)),
         limits=(RetentionLimit("archive", None, MIB),),
     )
-    made = tables(inputs, known)
-    (row,) = made["capacity_forecast"].collect()
+    made = tables(days, known)
+    (row,) = made["capacity_forecast"]
     names = ("warm_raw_bytes", "warm_bytes", "evicted_bytes", "packed_raw_bytes", "packed_bytes")
     assert [row[name] for name in names] == [
         10 * MIB,
@@ -139,25 +149,25 @@ def test_what_the_tiers_save(inputs: Inputs) -> None:
         200 * FILE_SIZE,
         2 * 4096,
     ]
-    assert "capacity.below_floor" not in {one[0] for one in checks(capacity.JOB, made)}
+    assert ("capacity.below_floor", "error") not in found(made)
 
 
 def test_of_a_home_without_a_whole_day_nothing_is_foreseen(
-    spark: SparkSession, home: HomeBuilder, tmp_path: Path
+    home: HomeBuilder, tmp_path: Path
 ) -> None:
-    empty = home.inputs(spark, tmp_path / "empty")
+    empty = home.snapshot(tmp_path / "empty")
     nothing = tables(empty, sizes(PartUsage("ledger", None, 1, MIB)))
-    (row,) = nothing["capacity_forecast"].collect()
+    (row,) = nothing["capacity_forecast"]
     assert (row["bytes_per_day"], row["full_in_days"], row["home_bytes"]) == (None, None, MIB)
-    assert nothing["capacity"].collect() == [] == checks(capacity.JOB, nothing)
+    assert nothing["capacity"] == [] == found(nothing)
     insert(home, "messages", [message("1-a", START_NS - DAY)])
     known = sizes(*[PartUsage("journal", day(n), 1, 10 * GIB) for n in range(2)])
-    young = tables(home.inputs(spark, tmp_path / "young"), known)
-    (row,) = young["capacity_forecast"].collect()
+    young = tables(home.snapshot(tmp_path / "young"), known)
+    (row,) = young["capacity_forecast"]
     assert (row["bytes_per_day"], row["full_in_days"]) == (None, None)
-    assert checks(capacity.JOB, young) == []
+    assert found(young) == []
     insert(home, "messages", [message("1-b", START_NS - 2 * DAY)])
-    (row,) = tables(home.inputs(spark, tmp_path / "run"), known)["capacity_forecast"].collect()
+    (row,) = tables(home.snapshot(tmp_path / "run"), known)["capacity_forecast"]
     assert (row["bytes_per_day"], row["full_in_days"]) == (10 * GIB, 10)
 
 

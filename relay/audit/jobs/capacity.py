@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from datetime import date, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relay.audit.disk_usage import (
     ARCHIVE_PART,
@@ -24,27 +24,30 @@ from relay.audit.disk_usage import (
     LEDGER_PART,
     STORE_PART,
     HomeUsage,
+    measure,
 )
 from relay.audit.header import job_header
-from relay.audit.inputs import Inputs
-from relay.audit.jobs import statements
 from relay.audit.jobs.job import (
     ASCENDING,
     DAY_S,
     DESCENDING,
+    FINDINGS,
     AuditJob,
+    Plain,
     Rows,
-    Tables,
     Written,
     first_rows,
+    severities,
 )
-from relay.audit.schemas import results
+from relay.audit.schemas import arrow_table, results
+from relay.audit.snapshot import HomeSnapshot
 from relay.base.clock import NS_PER_S
 from relay.ledger.file import connect_readonly
 
 NAME = "capacity"
 PARTS, FORECAST = f"{NAME}_parts", f"{NAME}_forecast"
 GROWTH_DAYS = 7  # a week has working days and others
+SOON_DAYS = 30
 HORIZON_DAYS = 3650  # ten years: the disk will be another one
 DAILY_PARTS = (JOURNAL_PART, STORE_PART, ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART)
 _SENT = (
@@ -52,6 +55,7 @@ _SENT = (
     " WHERE discovered_at >= 0 GROUP BY day"
 )
 _EPOCH = date(1970, 1, 1)
+_NS_PER_US = 1000
 
 
 class Sent(NamedTuple):
@@ -85,10 +89,37 @@ class Part(NamedTuple):
     limit: int | None  # bytes
 
 
-def make(inputs: Inputs) -> Tables:
-    """Make one row a day, one a part, and one forecast."""
-    found = rows(inputs.snapshot.ledger.path, inputs.disk_usage)
-    return {name: inputs.local_table(found[name], schema) for name, schema in JOB.tables.items()}
+def make(snapshot: HomeSnapshot) -> Plain:
+    """Make one row a day, one a part, one forecast, and its findings.
+
+    Errors: ConfigError; LedgerError; RelayError when the disk cannot be queried.
+    """
+    return tables(snapshot, measure(snapshot.home, snapshot.observed_until_ns))
+
+
+def tables(snapshot: HomeSnapshot, sizes: HomeUsage) -> Plain:
+    """Make the tables of a home that has these sizes."""
+    found = rows(snapshot.ledger.path, sizes)
+    (known,) = found[FORECAST]
+    at_us = snapshot.ledger.taken_ns // _NS_PER_US
+    said = findings(dict(zip(results.CAPACITY_FORECAST.names, known, strict=True)), at_us)
+    made = {name: arrow_table(found[name], schema) for name, schema in JOB.tables.items()}
+    return {**made, FINDINGS: arrow_table(said, results.FINDING)}
+
+
+def findings(forecast: Mapping[str, Any], at_us: int) -> list[tuple[object, ...]]:
+    """Make the rows of results.FINDING: one, or none."""
+    full_in_days = forecast["full_in_days_kept"]
+    if forecast["free_bytes"] < forecast["floor_bytes"]:
+        check, facts = "below_floor", ("free_bytes", "floor_bytes", "disk_bytes", "home_bytes")
+    elif full_in_days is not None and full_in_days <= SOON_DAYS:
+        check = "full_soon"
+        facts = ("full_in_days_kept", "free_bytes", "floor_bytes", "bytes_per_day")
+    else:
+        return []
+    detail = [(name, str(forecast[name])) for name in facts if forecast[name] is not None]
+    nobody = (None, None, None, None)
+    return [(f"{NAME}.{check}", severities(NAME)[check], *nobody, at_us, detail)]
 
 
 def rows(ledger: str, sizes: HomeUsage) -> Mapping[str, list[tuple[object, ...]]]:
@@ -226,8 +257,7 @@ JOB = AuditJob(
         PARTS: results.CAPACITY_PART,
         FORECAST: results.CAPACITY_FORECAST,
     },
-    make=make,
     counts=counts,
-    findings=statements.findings(NAME),
+    plain=make,
     shown=shown,
 )

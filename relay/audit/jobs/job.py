@@ -2,7 +2,7 @@
 
 A job's functions are pure, DataFrame in and DataFrame out; time comes in as an argument. Its
 tables are written once, and findings are computed from the written tables. Counts and the rows to
-print are read from the files, without Spark.
+print are read from the files, without Spark. A job that is ``plain`` needs no Spark at all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.dataset import Dataset
 from pyspark.sql import DataFrame
@@ -19,10 +20,13 @@ from pyspark.sql.types import StructType
 
 from relay.audit.header import Header, job_header
 from relay.audit.inputs import Inputs
+from relay.audit.snapshot import HomeSnapshot
 
 Tables = Mapping[str, DataFrame]
 Written = Mapping[str, Dataset]  # the same tables, as they were written
+Plain = Mapping[str, pa.Table]  # the same made without Spark, and the findings
 Rows = list[dict[str, Any]]
+FINDINGS = "findings"
 ASCENDING, DESCENDING = "ascending", "descending"
 DAY_S = 86_400
 
@@ -34,9 +38,11 @@ class AuditJob:
     name: str  # on the command line, and the folder of its first table
     header: Header  # of its SQL file: what it is for, and the classes that are findings
     tables: Mapping[str, StructType]  # folder -> schema
-    make: Callable[[Inputs], Tables]
     counts: Callable[[Written], dict[str, int]]
+    make: Callable[[Inputs], Tables] | None = None  # None: it is plain
+    plain: Callable[[HomeSnapshot], Plain] | None = None
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
+    found_in: frozenset[str] = frozenset()  # the tables that these are read from
     shown: Callable[[Written], Rows] | None = None  # the rows to print
     source: str = ""  # the file of an own check
     reads_kept: bool = False  # it reads store or journal, where rows may be missing

@@ -179,6 +179,7 @@ def _job(
         make=partial(statements.make, name),
         counts=counts or (lambda tables: count_by(tables[name])),
         findings=statements.findings(name) if header.checks else None,
+        found_in=statements.found_in(name),
         shown=shown,
         reads_kept=statements.reads_kept(name),
     )

@@ -9,7 +9,9 @@ A statement reads the views above it, those of `shared.sql`, and the tables of a
 names, as `ledger_messages`. `checks` has name and severity of the job's classes, and TABLE_before
 the rows of its table in an earlier run. One of findings reads the job's tables as written.
 Names with a colon, as `:recent_since_us`, are times of the run, `:lost` is how many parts of store
-and journal could not be read. The same files run in another engine: tests compare the two.
+and journal could not be read. `:snapshot_us` is for asking whether something was before it, and for
+its day; `:now_us`, the same time, for ages of rows (kept_results.py). The same files run in another
+engine: tests compare the two.
 """
 
 from __future__ import annotations
@@ -17,21 +19,20 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cache, reduce
+from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from relay.audit.header import WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import Tables, severities
 from relay.audit.lake_columns import TABLES
-from relay.audit.schemas import TEXT, always, arrow_table, conform, results
+from relay.audit.schemas import TEXT, always, results
 from relay.audit.snapshot import HomeSnapshot
 
 VIEW, TABLE, FINDINGS = "view", "table", "findings"
@@ -42,6 +43,8 @@ _FROM = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
 _COMMENT = re.compile(r"--.*")
 _PART = re.compile(r"^-- (view|table|findings): (\w+)$", re.MULTILINE)
 _NAMED = ("message_id", "agent", "route", "path")  # what every finding has besides
+_US_PER_S = 1_000_000
+_COLON = re.compile(r":(grace_us|observed_until_us|recent_since_us|snapshot_us|now_us|lost)\b")
 _CLASS = "class"  # which one, where a statement finds several
 _NS_PER_US = 1000
 
@@ -60,10 +63,6 @@ class Statement(NamedTuple):
         """The views and tables that it reads, and how often."""
         return Counter(_FROM.findall(_COMMENT.sub("", self.sql)))
 
-    def names(self, column: str) -> bool:
-        """True when it has that word."""
-        return re.search(rf"\b{column}\b", self.sql) is not None
-
 
 @cache
 def statements(job: str) -> tuple[Statement, ...]:
@@ -74,9 +73,21 @@ def statements(job: str) -> tuple[Statement, ...]:
     return tuple(Statement(kind, name, sql.strip()) for kind, name, sql in each)
 
 
+def all_statements(job: str) -> list[Statement]:
+    """The statements of a job's file, and those of shared.sql that they read."""
+    own = statements(job)
+    read = {name for one in own for name in one.reads}
+    return [*own, *(one for one in statements(SHARED) if one.name in read)]
+
+
+def has_word(sql: str, word: str) -> bool:
+    """True when SQL names a column."""
+    return re.search(rf"\b{word}\b", sql) is not None
+
+
 def reads_kept(job: str) -> bool:
     """True when a job reads store or journal, where rows may be missing."""
-    read = {table for one in statements(job) for table in one.reads}
+    read = {table for one in all_statements(job) for table in one.reads}
     return any(table.startswith(("store_", "journal_")) for table in read & TABLES.keys())
 
 
@@ -87,6 +98,7 @@ def times(snapshot: HomeSnapshot) -> dict[str, int]:
         "observed_until_us": snapshot.observed_until_ns // _NS_PER_US,
         "recent_since_us": (snapshot.observed_until_ns - snapshot.recent_ns) // _NS_PER_US,
         "snapshot_us": snapshot.ledger.taken_ns // _NS_PER_US,
+        "now_us": snapshot.ledger.taken_ns // _NS_PER_US,
     }
 
 
@@ -96,8 +108,7 @@ def make(job: str, inputs: Inputs) -> Tables:
     for statement in statements(job):
         if statement.kind != FINDINGS:
             made[statement.name] = _view(job, statement, inputs, made)
-    schemas = results.TABLES[job]
-    return {name: conform(made[name], schema) for name, schema in schemas.items()}
+    return {name: made[name] for name in results.TABLES[job]}
 
 
 def shared(name: str, inputs: Inputs) -> DataFrame:
@@ -109,6 +120,8 @@ def shared(name: str, inputs: Inputs) -> DataFrame:
 def _view(
     job: str, statement: Statement, inputs: Inputs, made: Mapping[str, DataFrame]
 ) -> DataFrame:
+    schemas = results.TABLES.get(job, {})
+
     def run() -> DataFrame:
         read = {name: frame for name, frame in made.items() if name in statement.reads}
         if job != SHARED:
@@ -116,76 +129,85 @@ def _view(
             read |= {name: shared(name, inputs) for name in several}
         if CHECKS in statement.reads:
             read[CHECKS] = _checks(job, inputs.spark)
-        for table, schema in results.TABLES.get(job, {}).items():
+        for table, schema in schemas.items():
             if (name := f"{table}{BEFORE}") in statement.reads:
                 read[name] = inputs.previous_run(table, schema)
+        for table in sorted(statement.reads.keys() & TABLES.keys()):
+            read[table] = inputs.table(table)
         known = {**times(inputs.snapshot), LOST: len(inputs.lost)}
-        return _query(statement, read | of_lake(statement, inputs), known)
+        sql = _COLON.sub(lambda match: f"({known[match[1]]})", statement.sql)
+        if statement.kind == TABLE:
+            sql = _cast(sql, schemas[statement.name])
+        return _query(inputs.spark, sql, read)
 
     if job == SHARED or sum(one.reads[statement.name] for one in statements(job)) > 1:
         return inputs.cached(f"{job} {statement.name}", run)
     return run()
 
 
-def of_lake(statement: Statement, inputs: Inputs) -> dict[str, DataFrame]:
-    """Read the columns that a statement names of the tables of the lake."""
-    return {
-        name: inputs.table(name, *filter(statement.names, TABLES[name].names))
-        for name in sorted(statement.reads.keys() & TABLES.keys())
-    }
+def _cast(sql: str, schema: StructType) -> str:
+    """Give a SELECT exactly the columns of ``schema``, in its order and of its types."""
+    columns = [
+        f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in schema
+    ]
+    return f"SELECT {', '.join(columns)} FROM (\n{sql}\n)"
 
 
 def _checks(job: str, spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame(arrow_table(severities(job).items(), CHECK)).coalesce(1)
+    rows = ", ".join(f"('{name}', '{severity}')" for name, severity in severities(job).items())
+    return spark.sql(f"SELECT * FROM VALUES {rows} AS checks(name, severity)").coalesce(1)
 
 
-def _query(
-    statement: Statement, read: Mapping[str, DataFrame], known: Mapping[str, int]
-) -> DataFrame:
-    """Analyse a statement over the views that it names; they are needed until then."""
-    (spark,) = {frame.sparkSession for frame in read.values()}
-    args = {name: value for name, value in known.items() if f":{name}" in statement.sql}
+def _query(spark: SparkSession, sql: str, read: Mapping[str, DataFrame]) -> DataFrame:
+    """Analyse a SELECT over the views that it names; they are needed until then."""
     with views_lock:
         try:
             for name, frame in read.items():
                 frame.createOrReplaceTempView(name)
-            return spark.sql(statement.sql, args)
+            return spark.sql(sql)
         finally:
             for name in read:
                 spark.catalog.dropTempView(name)
+
+
+def found_in(job: str) -> frozenset[str]:
+    """The tables that a job's findings are read from."""
+    read = {name for one in statements(job) if one.kind == FINDINGS for name in one.reads}
+    return frozenset(read & results.TABLES[job].keys())
 
 
 def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
     """Return the function that makes the findings of a job from its tables: results.FINDING."""
 
     def make(tables: Tables, observed_at: datetime) -> DataFrame:
-        found = [_found(one, tables) for one in statements(job) if one.kind == FINDINGS]
-        rows = reduce(DataFrame.unionByName, found)
-        return conform(rows.withColumn("observed_at", F.lit(observed_at)), results.FINDING)
-
-    def _found(statement: Statement, tables: Tables) -> DataFrame:
-        read = {name: frame for name, frame in tables.items() if name in statement.reads}
-        if CHECKS in statement.reads:
-            read[CHECKS] = _checks(job, next(iter(read.values())).sparkSession)
-        return _as_findings(job, statement, _query(statement, read, {}))
+        spark = next(iter(tables.values())).sparkSession
+        found: dict[str, DataFrame] = {}
+        for at, one in enumerate(one for one in statements(job) if one.kind == FINDINGS):
+            read = {name: frame for name, frame in tables.items() if name in one.reads}
+            if CHECKS in one.reads:
+                read[CHECKS] = _checks(job, spark)
+            rows = _query(spark, one.sql, read)
+            selected = _as_findings(job, one, rows.columns, observed_at)
+            found[f"{selected} FROM found_{at}"] = rows
+        views = {text.rpartition(" ")[2]: rows for text, rows in found.items()}
+        return _query(spark, _cast(" UNION ALL ".join(found), results.FINDING), views)
 
     return make
 
 
-def _as_findings(job: str, statement: Statement, rows: DataFrame) -> DataFrame:
-    """Make a finding of each row, without its time; columns that have no place are its detail."""
+def _as_findings(
+    job: str, statement: Statement, columns: Sequence[str], observed_at: datetime
+) -> str:
+    """Select a finding of each row; columns that have no place are its detail."""
     several = statement.name == _CLASS
-    check = F.col(_CLASS) if several else F.lit(statement.name)
-    words = [F.lit(part) for pair in severities(job).items() for part in pair]
+    check = f"`{_CLASS}`" if several else f"'{statement.name}'"
+    known = " ".join(f"WHEN '{name}' THEN '{said}'" for name, said in severities(job).items())
     skipped = (*_NAMED, *([_CLASS] if several else []))
-    facts = [name for name in rows.columns if name not in skipped]
-    entries = [part for name in facts for part in (F.lit(name), F.col(name).cast("string"))]
-    return rows.select(
-        F.concat(F.lit(f"{job}."), check).alias("check"),
-        # A class that the header lacks is a newer relay's.
-        F.coalesce(F.create_map(*words)[check], F.lit(WARNING)).alias("severity"),
-        *[F.col(name) if name in rows.columns else F.lit(None).alias(name) for name in _NAMED],
-        F.map_filter(
-            F.create_map(*entries).cast("map<string,string>"), lambda _, value: value.isNotNull()
-        ).alias("detail"),
-    )
+    facts = ", ".join(f"'{x}', CAST(`{x}` AS STRING)" for x in columns if x not in skipped)
+    observed_us = int(observed_at.timestamp() * _US_PER_S)
+    named = ", ".join(f"{x if x in columns else 'NULL'} AS {x}" for x in _NAMED)
+    # A class that the header lacks is a newer relay's.
+    return f"""SELECT '{job}.' || {check} AS check, CASE {check} {known} ELSE '{WARNING}' END
+        AS severity, {named}, timestamp_micros({observed_us}) AS observed_at,
+        map_filter(CAST(map({facts}) AS map<string,string>), (name, value) -> value IS NOT NULL)
+        AS detail"""

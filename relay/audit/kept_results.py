@@ -1,0 +1,186 @@
+"""Results that a lake keeps: a job that would read what it read before is not judged again.
+
+    LAKE/judged/home={home}/{job}.json                what the answer depends on, and its files
+    LAKE/judged/home={home}/{job}.{sha256}.parquet    tables and findings, named by their content
+
+An answer depends on the job's SQL, on the rows of the tables that this reads, and on the times of
+the run that it names. Of the snapshot's time SQL asks only whether something was before it, and for
+its day: as long as all that a job reads is older than the grace, the day is enough. Ages change
+with every run: a result with ages is kept only as long as it has no rows. What could not be read
+whole is not kept.
+
+The job's file is replaced last, by a rename or a PUT: until then the result is the one before.
+Files that none names are removed by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from relay import __version__
+from relay.audit.jobs import statements
+from relay.audit.jobs.job import FINDINGS, AuditJob
+from relay.audit.lake import Lake, LakeManifest, default_name, home_id, version
+from relay.audit.lake_columns import TABLES
+from relay.audit.schemas import results
+from relay.audit.snapshot import HomeSnapshot
+from relay.base.errors import RelayError
+from relay.base.names import sha256_hex
+
+JUDGED = "judged"
+BY_VALUE = ("home", "files")  # have times of the extract: of these the columns that are named
+CLOCK, AGES = "snapshot_us", "now_us"
+_DAY_US = 86_400_000_000
+_NS_PER_US = 1000
+
+
+class KeptResult(msgspec.Struct, frozen=True):
+    """The result of a job."""
+
+    key: str
+    files: dict[str, str]  # below the folder of a run -> below the lake
+
+
+class KeptResults:
+    """The results that a lake has of a home, and the rows that they would be judged by."""
+
+    def __init__(self, lake: Lake, made: LakeManifest, snapshot: HomeSnapshot) -> None:
+        self.extracted = (lake, made)
+        self._lake = lake
+        self._made = made
+        self._snapshot = snapshot
+        self._home = home_id(default_name(snapshot.home))
+        self._folder = f"{JUDGED}/home={self._home}"
+
+    def of(self, job: AuditJob) -> KeptResult | None:
+        """The result of a job, if it would be the same now. Errors: RelayError."""
+        kept = self._read(job.name)
+        if kept is None or kept.key != self._key(job):
+            return None
+        there = self._lake.sizes(self._folder)
+        return kept if there.keys() >= set(kept.files.values()) else None
+
+    def copy(self, kept: KeptResult, out: str) -> None:
+        """Copy a result into the folder of a run. Errors: RelayError, OSError."""
+        for name, path in kept.files.items():
+            data = self._lake.read(path)
+            if data is None:
+                raise RelayError(f"{self._lake.url}/{path} was removed meanwhile", hint="run again")
+            os.makedirs(os.path.dirname(os.path.join(out, name)), mode=0o700, exist_ok=True)
+            with open(os.path.join(out, name), "wb") as file:
+                file.write(data)
+
+    def keep(self, jobs: Iterable[AuditJob], out: str) -> None:
+        """Keep what these jobs have written into the folder of a run. Errors: RelayError."""
+        with self._lake.locked(self._home):
+            for job in jobs:
+                names = list(_written(job, out))
+                if (key := self._key(job)) is None or self._ages(job, out, names):
+                    continue
+                files = {name: self._put(job.name, out, name) for name in names}
+                data = msgspec.json.encode(KeptResult(key, files))
+                self._lake.write(f"{self._folder}/{job.name}.json", data)
+            there = self._lake.sizes(self._folder)
+            every = [self._read(os.path.basename(one)[:-5]) for one in there if _is_json(one)]
+            named = {path for kept in every if kept for path in kept.files.values()}
+            for path in there:
+                if not _is_json(path) and path not in named:
+                    self._lake.remove(path)
+
+    def _ages(self, job: AuditJob, out: str, names: list[str]) -> bool:
+        """True when rows of a job have an age."""
+        if not any(f":{AGES}" in one.sql for one in statements.all_statements(job.name)):
+            return False
+        return any(pq.read_metadata(os.path.join(out, name)).num_rows for name in names)
+
+    def _put(self, job: str, out: str, name: str) -> str:
+        with open(os.path.join(out, name), "rb") as file:
+            data = file.read()
+        path = f"{self._folder}/{job}.{hashlib.sha256(data).hexdigest()[:32]}.parquet"
+        self._lake.write(path, data)
+        return path
+
+    def _read(self, job: str) -> KeptResult | None:
+        data = self._lake.read(f"{self._folder}/{job}.json")
+        with contextlib.suppress(msgspec.DecodeError):  # of another relay: judged again
+            return None if data is None else msgspec.json.decode(data, type=KeptResult)
+        return None
+
+    def _key(self, job: AuditJob) -> str | None:
+        """Identify all that the answer depends on; None when that is more than can be named."""
+        if job.source or any(part.lost for part in self._made.parts):
+            return None
+        read = statements.all_statements(job.name)
+        text = "\n".join(one.sql for one in read)
+        tables = sorted({table for one in read for table in one.reads} & TABLES.keys())
+        times = {
+            name: value
+            for name, value in statements.times(self._snapshot).items()
+            if f":{name}" in text and name != AGES
+        }
+        if CLOCK in times:
+            if (
+                self._newest_us(tables, text)
+                >= times[CLOCK] - self._snapshot.grace_ns // _NS_PER_US
+            ):
+                return None
+            times[CLOCK] //= _DAY_US
+        schemas = [str(schema) for schema in results.TABLES[job.name].values()]
+        rows = [list(self._rows(table, text)) for table in tables]
+        return sha256_hex(
+            repr([__version__, version(), text, str(job.header), schemas, times, rows]).encode()
+        )
+
+    def _rows(self, table: str, text: str) -> Iterator[str]:
+        """Identify the rows of a table, in whatever files they are."""
+        if table not in BY_VALUE:
+            yield from sorted(one.path for one in self._made.files() if one.table == table)
+            return
+        names = [name for name in TABLES[table].names if statements.has_word(text, name)]
+        yield from sorted(
+            repr(row) for rows in self._tables(table, names) for row in rows.to_pylist()
+        )
+
+    def _newest_us(self, tables: Iterable[str], text: str) -> int:
+        """The latest time in the columns that are named."""
+        newest = 0
+        for table in tables:
+            names = [
+                one.name
+                for one in TABLES[table]
+                if (pa.types.is_timestamp(one.type) or one.name == "created_ns")
+                and table not in BY_VALUE
+                and statements.has_word(text, one.name)
+            ]
+            for rows in self._tables(table, names) if names else ():
+                for column in rows.columns:
+                    latest = pc.max(column.cast(pa.int64())).as_py() or 0
+                    is_ns = pa.types.is_integer(column.type)
+                    newest = max(newest, latest // _NS_PER_US if is_ns else latest)
+        return newest
+
+    def _tables(self, table: str, names: list[str]) -> Iterator[pa.Table]:
+        for one in self._made.files():
+            if one.table == table:
+                yield pq.read_table(pa.BufferReader(self._lake.read(one.path)), columns=names)
+
+
+def _is_json(path: str) -> bool:
+    return path.endswith(".json")
+
+
+def _written(job: AuditJob, out: str) -> Iterator[str]:
+    """The files of a job below the folder of a run."""
+    for folder in (*job.tables, os.path.join(FINDINGS, f"job={job.name}")):
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(os.path.join(out, folder))):
+                if name.endswith(".parquet"):
+                    yield os.path.join(folder, name)
