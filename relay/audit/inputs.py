@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -57,6 +57,8 @@ class Inputs:
     of this run have written. ``extracted``: the lake, where it has the rows of this snapshot.
     """
 
+    _viewed: ClassVar[Inputs | None] = None  # whose tables the views show
+
     def __init__(
         self,
         spark: SparkSession,
@@ -77,6 +79,7 @@ class Inputs:
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and snapshot.size <= SMALL_BYTES
         self._tables: dict[str, Any] = {} if extracted is None else {"lake": extracted}
+        self._views: set[str] = set()
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
 
@@ -130,6 +133,25 @@ class Inputs:
             return self._table(name)
         known = formats.of_lake(lake_columns.TABLES[name])
         return self._table(name).select(*subset(known, columns, f"table {name}").names)
+
+    def add_view(self, name: str) -> None:
+        """Make a view of a table of the lake, until ``drop_views``. Errors: as ``table``.
+
+        To drop a view Spark compares its plan with all that is cached: so once a run.
+        """
+        frame = self.table(name)
+        with self._lock:
+            if Inputs._viewed is not self:  # views are the session's
+                Inputs._viewed, self._views = self, set()
+            if name not in self._views:
+                frame.createOrReplaceTempView(name)
+                self._views.add(name)
+
+    def drop_views(self) -> None:
+        """Drop the views of ``add_view``."""
+        for name in self._views:
+            self._spark.catalog.dropTempView(name)
+        self._views = set()
 
     def ledger(self, table: str, *columns: str) -> DataFrame:
         """Read columns of a ledger table. Errors: RelayError for an unknown table or column."""

@@ -298,6 +298,8 @@ def _run_jobs(
         for done in as_completed([pool.submit(run, job, inputs) for job in built_in]):
             finish(done.result())
         is_lost = has_ended()
+        with contextlib.suppress(Py4JError, OSError):  # of a Spark that has ended
+            inputs.drop_views()
         for job in (job for job in wanted if job.source):
             try:
                 inputs = renewed(inputs) if is_lost else inputs

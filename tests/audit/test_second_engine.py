@@ -45,6 +45,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
         found = checks(JOBS[job], tables)
         assert theirs.found == found
         assert len({check for check, *_ in found}) == classes
+    inputs.drop_views()
 
 
 def test_every_table_of_a_job_in_sql_is_a_statement() -> None:

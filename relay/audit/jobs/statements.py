@@ -133,7 +133,7 @@ def _view(
             if (name := f"{table}{BEFORE}") in statement.reads:
                 read[name] = inputs.previous_run(table, schema)
         for table in sorted(statement.reads.keys() & TABLES.keys()):
-            read[table] = inputs.table(table)
+            inputs.add_view(table)
         known = {**times(inputs.snapshot), LOST: len(inputs.lost)}
         sql = _COLON.sub(lambda match: f"({known[match[1]]})", statement.sql)
         if statement.kind == TABLE:
