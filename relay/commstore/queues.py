@@ -367,21 +367,21 @@ class Queues:
         if not 0 <= now_ns < 2**64:
             raise ValidationFailed("now_ns", f"expected a time in nanoseconds, got {now_ns}")
         retries, now_ms = self._engine.retries, now_ns // NS_PER_MS
-        again = self._repeat(retries.due(now_ns), now_ms)
+        again = self._repeat(retries.due(now_ns), now_ns)
         while (due_ms := retries.next_due_ms()) is not None and due_ms <= now_ms:
-            again += self._repeat(retries.due(now_ns), now_ms)
+            again += self._repeat(retries.due(now_ns), now_ns)
         self._engine.archives.retain()
         self.resume()
         self._next_relief = 0
         return again
 
-    def _repeat(self, found: list[OverdueDelivery], now_ms: int) -> list[Redelivery]:
+    def _repeat(self, found: list[OverdueDelivery], now_ns: int) -> list[Redelivery]:
         again: list[Redelivery] = []
         dead: dict[tuple[int, str], list[str]] = {}
         for one in found:
             number = one.message.id
             if one.decision is RetryDecision.RETRY:
-                self._engine.deliveries.deliver(number, [one.recipient], one.attempt, now_ms)
+                self._engine.deliveries.deliver(number, [one.recipient], one.attempt, now_ns)
                 message = read_only_copy(self._state.messages[number])
                 again.append(Redelivery(message, one.recipient, one.attempt))
             elif one.decision is RetryDecision.EXPIRED:

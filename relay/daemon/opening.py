@@ -126,11 +126,12 @@ def open_store_readonly(
     clock: Clock,
     config: Config,
     key: bytes | None = None,
-    on_event: Callable[[Event], object] = lambda _: None,
+    on_event: Callable[[Event, int], object] = lambda *_: None,
 ) -> Engine:
     """Load the store as it is now, read-only, while a daemon may be running.
 
-    ``on_event`` gets every event after the newest checkpoint.
+    ``on_event`` gets every event after the newest checkpoint, and when it happened (Unix
+    nanoseconds; 0: see the event).
 
     Errors: FormatError when neither checkpoint nor journal can be read, JournalPruned, SealedStore
     for an encrypted one that is not this key's.
@@ -140,7 +141,7 @@ def open_store_readonly(
 
     def on_record(frame: EventRecord, _: int) -> None:
         if frame.event is not None:
-            on_event(frame.event)
+            on_event(frame.event, frame.at_ns)
 
     replay(records, EventCodec(key, stream_dir(home)), store, on_record, store.warn)
     return store
@@ -191,6 +192,7 @@ def open_store(
         for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
         log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
+        past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
     return OpenedStore(store, log, tiers, key, past.projection, past.power_cut)
@@ -290,11 +292,13 @@ class JournalReplay:
     def _on_record(self, frame: EventRecord, offset: int) -> None:
         if frame.start is not None:
             self.boot = frame.start.boot_id
+            self.projection.start(frame.start.at)
         if frame.event is not None and offset >= self._ledger_position:
             if self._write_piece is not None and self.projection.is_piece(frame.event):
                 self._write_piece(self._store, self.projection, offset)
                 self.projection, self._ledger_position = self.projection.next_piece(), offset
-            self.projection.apply(frame.event, is_recent=offset >= self._covered)
+            is_recent = offset >= self._covered
+            self.projection.apply(frame.event, frame.at_ns, is_recent=is_recent)
 
     def _replay_all(self, records: Iterable[Record], codec: EventCodec) -> None:
         """Apply all records since the checkpoint to the projection, whatever the ledger has.

@@ -1,8 +1,9 @@
 """Ledger rows derived from the store's events, to restore rows lost in a crash.
 
 Pure: events in, rows out. Applying the same events again gives the same rows. Times are those of
-the events, in whole seconds. However long the history, a projection holds the rows of one piece of
-it; what the next piece needs goes on with ``next_piece``.
+the events: to the nanosecond where a record of the journal has it, else in whole seconds. However
+long the history, a projection holds the rows of one piece of it; what the next piece needs goes on
+with ``next_piece``.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Projection:
         self.delivery_facts: dict[Key, DeliveryFacts] = {}  # without their message ids
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
         self._is_recent = True
+        self._at_ns = 0  # of the event being applied
+        self._is_exact = True  # False: it has whole seconds only
+        self._started_ns = 0  # when the writer of these events started
         self.written: set[Key] = set()  # delivered to an inbox by recent events
         self.recent: list[str] = []  # ids of the rows of recent events
         self.skipped: list[str] = []  # texts about events that make no row
@@ -73,18 +77,28 @@ class Projection:
         """The projection of the events that follow, once these rows are written."""
         after = Projection()
         after.relay_ids, after.written, after.recent = self.relay_ids, self.written, self.recent
+        after._started_ns = self._started_ns
         after.delivery_facts = {
             key: facts for key, facts in self.delivery_facts.items() if facts.state == "staged"
         }
         return after
 
-    def apply(self, event: Event, *, is_recent: bool = True) -> None:
-        """Apply one event. ``is_recent``: it is after the checkpoint."""
-        self._is_recent = is_recent
+    def start(self, at_ns: int) -> None:
+        """Note that a writer started: what the one before had staged, it delivered."""
+        self._started_ns = at_ns
+
+    def apply(self, event: Event, at_ns: int, *, is_recent: bool = True) -> None:
+        """Apply one event.
+
+        ``at_ns``: when it happened (Unix nanoseconds), 0: by its own seconds; ``is_recent``: it is
+        after the checkpoint.
+        """
+        self._is_recent, self._is_exact = is_recent, bool(at_ns)
         handler = _HANDLERS.get(type(event))
         if handler is None:
             return
         try:
+            self._at_ns = at_ns or _seconds_of(event) * NS_PER_S
             handler(self, event)
         except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
             self.skipped.append(f"{exc!r}: {event}")  # it stays in the journal: the start goes on
@@ -122,7 +136,7 @@ class Projection:
                 obligation="open",
                 due_at=event.due_ms * NS_PER_MS or None,
                 ack_status=event.said or before.ack_status,
-                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+                acked_at=self._at_ns if event.said else before.acked_at,
             )
             self.obligation_facts[event.message_id, recipient] = after
 
@@ -141,36 +155,34 @@ class Projection:
                 obligation="answered" if event.said else "given_up",
                 due_at=None,
                 ack_status=event.said or before.ack_status,
-                acked_at=event.at * NS_PER_S if event.said else before.acked_at,
+                acked_at=self._at_ns if event.said else before.acked_at,
             )
             self.obligation_facts[event.message_id, recipient] = after
 
     def _on_added(self, event: events.DeliveriesAdded) -> None:
         for number in event.message_ids:
-            self._update_delivery(number, event.recipient, "held", event.at)
+            self._update_delivery(number, event.recipient, "held")
 
     def _on_staged(self, event: events.DeliveriesStaged) -> None:
         for number, recipient, attempt in event.deliveries:
-            self._update_delivery(number, recipient, "staged", event.at, attempt)
+            self._update_delivery(number, recipient, "staged", attempt)
 
     def _on_received(self, event: events.MessageReceived) -> None:
-        self._update_delivery(event.message_id, event.participant, "read", event.at, how=event.how)
+        self._update_delivery(event.message_id, event.participant, "read", how=event.how)
 
     def _on_late_read(self, event: events.LateRead) -> None:
         key = (event.message_id, event.recipient)
         before = self.delivery_facts.get(key) or DeliveryFacts(
             "", event.recipient, _STATES[event.state], 1
         )
-        read_at = event.at * NS_PER_S
+        read_at = self._at_ns
         if event.state is DeliveryState.ACKNOWLEDGED:
             read_at = before.read_at or read_at
         self.delivery_facts[key] = before._replace(read_at=read_at, read_how=event.how)
 
     def _on_dead_lettered(self, event: events.DeadLettered) -> None:
         for recipient in event.recipients:
-            self._update_delivery(
-                event.message_id, recipient, "dead", event.at, why=event.last_error
-            )
+            self._update_delivery(event.message_id, recipient, "dead", why=event.last_error)
 
     def _on_discarded(self, event: events.DeadLetterDiscarded) -> None:
         self.discarded.append((event.relay_id, event.at * NS_PER_S))
@@ -178,7 +190,7 @@ class Projection:
     def _on_timed(self, event: events.DeliveryTimed) -> None:
         if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
             attempt = event.delivery.attempt
-            self._update_delivery(event.message_id, event.recipient, "held", event.at, attempt)
+            self._update_delivery(event.message_id, event.recipient, "held", attempt)
 
     def _on_accepted(self, event: events.MessageSent) -> None:
         message = event.message
@@ -197,7 +209,7 @@ class Projection:
         names = str(metadata.get("attachments", "")).split()
         self.references += [(one, relay_id, at) for one in names]
         for recipient in event.recipients:
-            self._update_delivery(message.id, recipient, "held", message.created_at)
+            self._update_delivery(message.id, recipient, "held")
 
     def _on_refused(self, event: events.FileRefused) -> None:
         if not event.has_row:
@@ -224,14 +236,14 @@ class Projection:
         for recipient in event.recipients:
             number = event.message_id
             self._update_delivery(
-                number, recipient, state, event.at, event.attempt, said=event.said, why=event.why
+                number, recipient, state, event.attempt, said=event.said, why=event.why
             )
             obligation = self.obligation_facts.get((number, recipient))
             if (
                 event.said and obligation is not None
             ):  # the latest status counts, even after the answer
                 self.obligation_facts[number, recipient] = obligation._replace(
-                    ack_status=event.said, acked_at=event.at * NS_PER_S
+                    ack_status=event.said, acked_at=self._at_ns
                 )
             if event.answer_id:
                 delivery_facts = self.delivery_facts[number, recipient]
@@ -247,28 +259,29 @@ class Projection:
         number: int,
         recipient: str,
         state: str,
-        at_s: int,
         attempt: int = 0,
         *,
         said: str = "",
         why: str = "",
         how: str = "",
     ) -> None:
-        if recipient == ORCHESTRATOR and state in ("written", "acked"):
-            state = "read"  # it has been carried out
+        at = self._at_ns
         before = self.delivery_facts.get((number, recipient)) or DeliveryFacts(
             "", recipient, state, 0
         )
         changed: dict[str, Any] = {"state": state, "attempt": max(attempt, before.attempt, 1)}
-        if state == "held" and before.staged_at is None:
-            changed["staged_at"] = at_s * NS_PER_S  # its age counts from here
-        if state in _TIMES:
-            changed[_TIMES[state]] = at_s * NS_PER_S
-        if state == "written" and before.state == "staged":
+        if recipient == ORCHESTRATOR and state in ("written", "acked"):  # it has been carried out
+            changed |= {"state": "read", "staged_at": at, "written_at": at, "read_at": at}
+        elif state == "held" and before.staged_at is None:
+            changed["staged_at"] = at  # its age counts from here
+        elif state in _TIMES:
+            changed[_TIMES[state]] = at
+        is_late = not self._is_exact or (before.staged_at or 0) < self._started_ns
+        if state == "written" and before.state == "staged" and is_late:
             # When exactly is not known after a crash: its recipient may have read it before now.
             changed["written_at"] = before.staged_at
         if state == "acked":  # an answer implies that it was read
-            changed["read_at"] = before.read_at or at_s * NS_PER_S
+            changed["read_at"] = before.read_at or at
         if said:
             changed["ack_status"] = said
         if why:
@@ -276,6 +289,12 @@ class Projection:
         if how:
             changed["read_how"] = how
         self.delivery_facts[number, recipient] = before._replace(**changed)
+
+
+def _seconds_of(event: Event) -> int:
+    """When an event that makes rows happened, as it says itself (Unix seconds)."""
+    at: int = event.message.created_at if isinstance(event, events.MessageSent) else event.at  # type: ignore[union-attr]
+    return at
 
 
 def _system_row(message: Message, relay_id: str) -> FileFacts:

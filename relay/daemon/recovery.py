@@ -88,8 +88,8 @@ def recover(
             again = inboxes.compare(projection.written)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
-        for event in store.fresh_events:
-            projection.apply(event)
+        for event, at_ns in store.fresh_events:
+            projection.apply(event, at_ns)
         events.commit()
         restorer.write(store, projection, events.journal.durable)
         restored = restorer.restored + _restore_unfinished_rows(ledger, store, open_ones)

@@ -111,10 +111,10 @@ class StoreWriter:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
             effects = replace(given.effects, may_repeat=effects.may_repeat)
             deferred += self._sticky_copies()
-            self._store.deliveries.deliver(stored.id, [ORCHESTRATOR])
+            deliveries, relay, at = self._store.deliveries, [ORCHESTRATOR], plan.command.at_ns
+            deliveries.deliver(stored.id, relay, at_ns=at)
             if self._view.expects_ack(stored):
-                state = DeliveryState.ACKNOWLEDGED
-                self._store.deliveries.move(stored.id, [ORCHESTRATOR], state)
+                deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._view)
             said = (*_reply_of(plan.subject, given), *notices, *given.told)
             own = [self._own_file(one, stored) for one in said]
@@ -160,7 +160,7 @@ class StoreWriter:
         store, original, sender = self._store, answer.original, subject.agent
         said = (subject.message_id, answer.text)
         store.deliveries.record_answer(
-            original, sender, answer.status, ends=answer.ends, answer=said
+            original, sender, answer.status, ends=answer.ends, answer=said, at_ns=answer.at_ns
         )
         if answer.ends and self._view.tracks_answer(original):
             return ObligationState("answered")

@@ -114,11 +114,11 @@ class EventLog:
         sequence, offset = self._store.sequence - len(fresh), self.journal.end
         encode, head_bytes = self._codec.encode, RECORD.size
         batch: list[Append] = []
-        for event in fresh:
+        for event, at_ns in fresh:
             ext_id = event.message.id if type(event) is events.MessageSent else 0
             if type(event) is events.Rolled:
                 self._rolled.append(event)
-            payload = encode(EventRecord(VERSION, sequence, event), offset)
+            payload = encode(EventRecord(VERSION, sequence, event, at_ns=at_ns), offset)
             batch.append(Append(payload, 0, ext_id))
             sequence += 1
             offset += head_bytes + len(payload)

@@ -237,8 +237,9 @@ class PlanExecutor:
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
-                self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now))
-        self._store.deliveries.stage(ready)  # last: a batch that was cut short has staged nothing
+                self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now), now)
+        # last: a batch that was cut short has staged nothing
+        self._store.deliveries.stage(ready, now)
         self._events.commit()
 
     def _end(self, one: EndedDelivery) -> None:
@@ -267,7 +268,7 @@ class PlanExecutor:
                 now = self._clock.now_ns()  # before the rename: a bell rings after it
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
-                self._store.deliveries.deliver(file.number, reached, file.attempt)
+                self._store.deliveries.deliver(file.number, reached, file.attempt, now)
                 owed = self._view.owed(file.number)
                 message_id, attempt = file.message_id, file.attempt or 1
                 for name in reached:
@@ -276,8 +277,8 @@ class PlanExecutor:
                         WrittenDelivery(message_id, name, attempt, staged_at, now, *owes)
                     )
             if one.plan.command is not None:
-                message_id, now = one.plan.message_id, self._clock.now_ns()
-                written.append(WrittenDelivery(message_id, ORCHESTRATOR, 1, staged_at, now))
+                at = one.plan.command.at_ns
+                written.append(WrittenDelivery(one.plan.message_id, ORCHESTRATOR, 1, at, at))
             done.append(one if failed is one.undelivered else replace(one, undelivered=failed))
         return done, written
 

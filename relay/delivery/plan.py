@@ -68,7 +68,7 @@ def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
     if stored is None and route.answers is not None:
         if refusal := router.check_choice(inbound, message, route.answers, view):
             return refuse(inbound, refusal)
-    answer = None if route.answers is None else _answer(message, route.answers)
+    answer = None if route.answers is None else _answer(inbound, message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender
         return refuse(inbound, Refusal(route.code, route.reason), answer)
     draft = _draft(inbound, message, route, view) if stored is None else None
@@ -209,11 +209,11 @@ def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
     return stored
 
 
-def _answer(message: MessageFile, original: Message) -> Answer:
+def _answer(inbound: Inbound, message: MessageFile, original: Message) -> Answer:
     """The effect of an answer on the delivery that it answers."""
     status, text = router.answer_status(message)
     ends = rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
-    return Answer(original, status, text, ends)
+    return Answer(original, status, text, ends, inbound.seen_at)
 
 
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
@@ -292,14 +292,14 @@ def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
             effects = replace(effects, may_repeat=plan.effects.may_repeat)
         return replace(
             plan,
-            command=Command(message, is_done=True),
+            command=Command(message, plan.subject.at_ns, is_done=True),
             messages=(  # they say what they said then
                 reply(plan.subject, kind, ""),
                 *cancelled_notices(plan.subject, effects.cancelled, view),
             ),
             effects=effects,
         )
-    return replace(plan, command=Command(message))
+    return replace(plan, command=Command(message, plan.subject.at_ns))
 
 
 def _no_recipients(message: MessageFile, route: Route, view: StoreView) -> str:

@@ -69,7 +69,7 @@ class ReadDetector:
         self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
         self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
-        self._vanished: dict[tuple[str, str], int] = {}  # nor these: their next attempt,
+        self._vanished: dict[tuple[str, str], tuple[int, int]] = {}  # nor these: attempt, when,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
         self._taken_back: set[tuple[str, str]] = set()  # by the relay: nobody read them
 
@@ -170,16 +170,17 @@ class ReadDetector:
         stored = self._view.find(message_id)
         known = self._view.deliveries(stored.id) if stored else {}
         attempt = known[agent].attempt if agent in known else _NOT_KNOWN
+        now = self._clock.now_ns()
         if stored is not None:
-            self._store.deliveries.receive(stored.id, agent, how)
-        self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, how)
+            self._store.deliveries.receive(stored.id, agent, how, now)
+        self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, now, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
         """Defer unread deliveries, their next attempt due now.
 
         Deliveries given up or answered stay as they are.
         """
-        rows = self._ledger.deliveries.rows(ids)
+        rows, now = self._ledger.deliveries.rows(ids), self._clock.now_ns()
         for message_id, deliveries in rows.items():
             self._missing.pop((agent, message_id), None)
             row = deliveries.get(agent)
@@ -190,8 +191,8 @@ class ReadDetector:
             if stored is not None:
                 known = self._view.deliveries(stored.id).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
-                self._store.deliveries.postpone(stored.id, agent, attempt)
-            self._vanished[agent, message_id] = attempt
+                self._store.deliveries.postpone(stored.id, agent, attempt, now)
+            self._vanished[agent, message_id] = attempt, now
 
     def flush(self) -> list[ReadDelivery]:
         """Record reads in the ledger, once they are written to the journal; returns them."""
@@ -204,9 +205,9 @@ class ReadDetector:
         self._metrics.read += len(read)
         now = self._clock.now_ns()
         with self._ledger.transaction():
-            self._ledger.deliveries.mark_read(read, now)
-            again = ((one, agent, attempt) for (agent, one), attempt in vanished.items())
-            self._ledger.deliveries.redeliver(again, VANISHED, now)
+            self._ledger.deliveries.mark_read(read)
+            again = ((one, agent, *next_one) for (agent, one), next_one in vanished.items())
+            self._ledger.deliveries.redeliver(again, VANISHED)
             self._ledger.agents.set_mailboxes(seen.items())
             self._ledger.agents.mark_seen({one.recipient for one in read}, now)
             self._ledger.set_position(self._events.journal.durable, now)

@@ -25,7 +25,7 @@ from relay.delivery.values import (
     Reminder,
     Row,
 )
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
 
 
@@ -96,9 +96,11 @@ class LedgerWriter:
         if own or paths:
             ledger.archive([*paths.items(), *((facts.message_id, None) for facts in own)], now)
         # after the end of their messages, for the order in audit_log
-        commands = [one.plan.message_id for one in batch if one.plan.command is not None]
+        commands = [one for one in written if one.recipient == ORCHESTRATOR]
         if commands:
-            deliveries.mark_read([(one, ORCHESTRATOR, 1) for one in commands], now)
+            deliveries.mark_read(
+                [ReadDelivery(one.message_id, ORCHESTRATOR, 1, one.written_at) for one in commands]
+            )
         if files:
             ledger.agents.mark_seen({inbound.file.agent for _, inbound in files}, now)
         ledger.set_position(self._position(), now)
@@ -219,7 +221,7 @@ class LedgerWriter:
         if answer is not None:
             answered, sender = answer.original.relay_id or "", plan.subject.agent
             said = (plan.message_id or None, answer.text or None)
-            deliveries.acknowledge(answered, sender, answer.status, now, *said)
+            deliveries.acknowledge(answered, sender, answer.status, answer.at_ns, *said)
             if one.obligation is not None:
                 deliveries.set_obligation(answered, sender, *one.obligation)
         for reminder in plan.changes.reminders:

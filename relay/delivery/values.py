@@ -227,12 +227,14 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     status: str  # received, in_progress, completed, failed
     text: str  # its first line
     ends: bool  # nothing is owed after it
+    at_ns: int  # Unix nanoseconds: when its file was claimed
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
     """A message that the orchestrator carries out, once."""
 
     message: MessageFile
+    at_ns: int  # Unix nanoseconds: when its file was first claimed
     is_done: bool = False  # it was carried out before a crash
 
 

@@ -288,7 +288,7 @@ def _check_loaded(
     home = target.home
     is_killed = unclean_stop(home) is not None and not target.is_running
 
-    def on_event(_: Event) -> None:
+    def on_event(_: Event, _at_ns: int) -> None:
         nonlocal is_killed  # a stop ends with a checkpoint
         is_killed = not target.is_running
 

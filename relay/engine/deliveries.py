@@ -91,9 +91,12 @@ class Obligations:
                 events.Reminded(message_id, recipient, due_ms, count, self._core.now_s())
             )
 
-    def end(self, message_id: int, recipients: Iterable[str], said: str = "") -> None:
+    def end(
+        self, message_id: int, recipients: Iterable[str], said: str = "", at_ns: int | None = None
+    ) -> None:
         """End obligations that were answered (``said``: the status) or given up (empty)."""
-        self._core.apply(events.OwedNoMore(message_id, tuple(recipients), self._core.now_s(), said))
+        at = self._core.now_s() if at_ns is None else at_ns // NS_PER_S
+        self._core.apply(events.OwedNoMore(message_id, tuple(recipients), at, said), at_ns)
 
     def add(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Add obligations of recipients that now have the message, if it requires an answer."""
@@ -129,10 +132,15 @@ class Obligations:
         """True for messages delivered as files that require an answer."""
         return self._core.rules.by_files and rules.requires_answer(message)
 
-    def restart(self, message: Message, recipient: str, said: str) -> None:
+    def restart(
+        self, message: Message, recipient: str, said: str, at_ns: int | None = None
+    ) -> None:
         """Restart the timer of an answer after ``received`` or ``in_progress``."""
-        due_ms = self._core.now_ms() + self._answer_timeout_ms(message)
-        self._core.apply(events.Owed(message.id, (recipient,), due_ms, self._core.now_s(), said))
+        at_ns = self._core.now_ns() if at_ns is None else at_ns
+        due_ms = at_ns // NS_PER_MS + self._answer_timeout_ms(message)
+        self._core.apply(
+            events.Owed(message.id, (recipient,), due_ms, at_ns // NS_PER_S, said), at_ns
+        )
 
     def _answer_timeout_ms(self, message: Message) -> int:
         """The time for an answer: the message's, else its channel's, else its kind's."""
@@ -158,18 +166,20 @@ class Deliveries:
         message_id: int,
         recipients: Iterable[str],
         attempt: int = 0,
-        now_ms: int | None = None,
+        at_ns: int | None = None,
     ) -> None:
         """Stage 5: record the delivery to these recipients; starts the ack timeout if retried.
 
-        ``attempt``: of a repeated delivery; 0: unchanged.
+        ``attempt``: of a repeated delivery; 0: unchanged. ``at_ns``: when, if not now.
         """
         message = self._state.messages.get(message_id)
         if message is not None:
             retried = rules.ack_pending(self._state.channels[message.channel_id], message)
-            now_ms = self._core.now_ms() if now_ms is None else now_ms
+            at_ns = self._core.now_ns() if at_ns is None else at_ns
+            now_ms = at_ns // NS_PER_MS
             due_ms = now_ms + self.ack_timeout_ms(message) if retried else 0
-            moved = self.move(message_id, recipients, DeliveryState.DELIVERED, due_ms, attempt)
+            state = DeliveryState.DELIVERED
+            moved = self.move(message_id, recipients, state, due_ms, attempt, at_ns=at_ns)
             if retried:
                 self.note_exactly_once(message, moved, now_ms)
             if self._obligations.tracks(message):
@@ -195,12 +205,13 @@ class Deliveries:
         said: str = "",
         answer: tuple[str, str] = ("", ""),
         why: str = "",
+        at_ns: int | None = None,
     ) -> tuple[str, ...]:
         """Move the deliveries of these recipients to a state; returns whose moved.
 
         ``said``: the status of an acknowledgment; ``answer``: its relay id and the first line of
         its text, kept for the record, also of a later acknowledgment; ``why``: the reason of an
-        end, for the record.
+        end, for the record; ``at_ns``: when, if not now.
         Repeating a call changes nothing, and no delivery moves back: an acknowledged one stays
         acknowledged. A delivery that was given up can still be acknowledged.
         """
@@ -214,11 +225,13 @@ class Deliveries:
             ]
         )
         if moved:
-            now = self._core.now_s()
+            at_ns = self._core.now_ns() if at_ns is None else at_ns
+            at = at_ns // NS_PER_S
             self._core.apply(
                 events.DeliveriesMoved(
-                    message_id, moved, state, now, due_ms, attempt, said, *answer, why
-                )
+                    message_id, moved, state, at, due_ms, attempt, said, *answer, why
+                ),
+                at_ns,
             )
         return moved
 
@@ -230,10 +243,11 @@ class Deliveries:
         *,
         ends: bool,
         answer: tuple[str, str] = ("", ""),
+        at_ns: int | None = None,
     ) -> None:
         """Record a recipient's answer to a message; ``ends``: the obligation ends.
 
-        ``said``: received, in_progress, completed, failed; ``answer``: see ``move``.
+        ``said``: received, in_progress, completed, failed; ``answer``, ``at_ns``: see ``move``.
         If a given-up obligation is answered with ``received`` or ``in_progress``, it is open
         again, unless the recipient had answered before.
         """
@@ -245,15 +259,16 @@ class Deliveries:
             and recipient != message.sender
         )
         state = DeliveryState.ACKNOWLEDGED
-        self.move(message.id, [recipient], state, said=said, answer=answer)
+        self.move(message.id, [recipient], state, said=said, answer=answer, at_ns=at_ns)
         if ends and self._obligations.tracks(message):
-            self._obligations.end(message.id, [recipient], said)
+            self._obligations.end(message.id, [recipient], said, at_ns)
         elif not ends and (recipient in self._state.owed.get(message.id, {}) or was_silent):
-            self._obligations.restart(message, recipient, said)
+            self._obligations.restart(message, recipient, said, at_ns)
 
-    def stage(self, deliveries: Iterable[tuple[int, str, int]]) -> None:
+    def stage(self, deliveries: Iterable[tuple[int, str, int]], at_ns: int | None = None) -> None:
         """Record as one event which deliveries the owner staged: (message id, recipient, attempt).
 
+        ``at_ns``: when (Unix nanoseconds), if not now.
         From its commit on they count as made, unless ``postpone`` is called. Deliveries
         settled or archived meanwhile are unchanged.
         """
@@ -265,7 +280,8 @@ class Deliveries:
             and one.state < DeliveryState.ACKNOWLEDGED
         )
         if ready:
-            self._core.apply(events.DeliveriesStaged(ready, self._core.now_s()))
+            at = self._core.now_s() if at_ns is None else at_ns // NS_PER_S
+            self._core.apply(events.DeliveriesStaged(ready, at), at_ns)
 
     def is_held(self, message_id: int) -> bool:
         """True while an accepted message is held by its channel's ``max_pending``."""
@@ -297,22 +313,23 @@ class Deliveries:
         delivery = deliveries.get(check_text("recipient", recipient))
         return delivery is not None and delivery.state is DeliveryState.ACKNOWLEDGED
 
-    def receive(self, message_id: int, participant: str, how: str = "") -> None:
+    def receive(
+        self, message_id: int, participant: str, how: str = "", at_ns: int | None = None
+    ) -> None:
         """Record that ``participant`` received a message; an acknowledged one is unchanged.
 
-        ``how``: the evidence of an owner that delivers, for the record.
+        ``how``: the evidence of an owner that delivers, for the record; ``at_ns``: when, if not
+        now.
         """
+        at_ns = self._core.now_ns() if at_ns is None else at_ns
+        at = at_ns // NS_PER_S
         deliveries = self._state.deliveries.get(check_number("message_id", message_id), {})
         delivery = deliveries.get(check_text("participant", participant))
         if delivery is not None and delivery.queued:
-            self._core.apply(
-                events.MessageReceived(message_id, participant, self._core.now_s(), how)
-            )
+            self._core.apply(events.MessageReceived(message_id, participant, at, how), at_ns)
         elif delivery is not None and how and delivery.state >= DeliveryState.ACKNOWLEDGED:
             state = delivery.state
-            self._core.apply(
-                events.LateRead(message_id, participant, state, how, self._core.now_s())
-            )
+            self._core.apply(events.LateRead(message_id, participant, state, how, at), at_ns)
 
     def expire(self, message_id: int, recipient: str) -> None:
         """Expire a delivery: the message's TTL has passed."""
@@ -324,9 +341,12 @@ class Deliveries:
         waiting = msgspec.structs.replace(delivery, state=DeliveryState.WAITING, due_ms=until_ms)
         self.set_timer(message_id, recipient, waiting)
 
-    def postpone(self, message_id: int, recipient: str, attempt: int) -> None:
+    def postpone(
+        self, message_id: int, recipient: str, attempt: int, at_ns: int | None = None
+    ) -> None:
         """Leave this attempt to the owner, at any later time: no timer runs.
 
+        ``at_ns``: when it was postponed, if not now.
         A delivery that was settled meanwhile, is archived or is unknown stays unchanged.
         """
         delivery = self._state.deliveries.get(message_id, {}).get(recipient)
@@ -337,12 +357,15 @@ class Deliveries:
         sent = msgspec.structs.replace(
             delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0
         )
-        self.set_timer(message_id, recipient, sent)
+        self.set_timer(message_id, recipient, sent, at_ns)
         self._obligations.pause(message_id, recipient)
 
-    def set_timer(self, message_id: int, recipient: str, delivery: Delivery) -> None:
-        """Set a delivery, and the time when it is due."""
-        self._core.apply(events.DeliveryTimed(message_id, recipient, delivery, self._core.now_s()))
+    def set_timer(
+        self, message_id: int, recipient: str, delivery: Delivery, at_ns: int | None = None
+    ) -> None:
+        """Set a delivery, and the time when it is due; ``at_ns``: when it was set, if not now."""
+        at = self._core.now_s() if at_ns is None else at_ns // NS_PER_S
+        self._core.apply(events.DeliveryTimed(message_id, recipient, delivery, at), at_ns)
 
     def add_downtime(self, by_ms: int) -> None:
         """Postpone every deadline by a time in which no relay ran, or a clock change."""

@@ -85,12 +85,15 @@ class Engine:
         self.deliveries = Deliveries(core, self.obligations)
         self.retries = Retries(core, self.deliveries, self.obligations)
 
-    def apply(self, event: events.Event) -> None:
-        """Change the store as the event says: the one way to change it."""
-        self._core.apply(event)
+    def apply(self, event: events.Event, at_ns: int | None = None) -> None:
+        """Change the store as the event says: the one way to change it.
+
+        ``at_ns``: when it happened (Unix nanoseconds), if not now.
+        """
+        self._core.apply(event, at_ns)
 
     @property
-    def fresh_events(self) -> list[events.Event]:
+    def fresh_events(self) -> list[events.FreshEvent]:
         """The events since ``clear_events``, where they are kept for a journal."""
         return self._core.fresh_events or []
 

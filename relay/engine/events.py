@@ -5,7 +5,8 @@ so applying the same events to the same start gives the same store.
 
 A journal keeps them as msgpack maps with a version, readable by any msgpack library:
 
-    {"v": 1, "seq": n, "event": {"type": "MessageSent", ...}}      an event; the store's n-th
+    {"v": 1, "seq": n, "at_ns": ..., "event": {"type": "MessageSent", ...}}
+                                                                   an event; the store's n-th
     {"v": 1, "start": {"boot_id": ..., "epoch": ..., "at": ...}}   control: its writer started
     {"v": 1, "checkpoint": {"offset": ..., "sequence": ...}}       snapshot boundary
     {"v": 1, "sealed": nonce | ciphertext | tag}                   one of these, encrypted
@@ -19,6 +20,7 @@ gets a new version, and the old decoder stays.
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -362,6 +364,13 @@ Event = (
 VERSION = 1
 
 
+class FreshEvent(NamedTuple):
+    """An event that is not in the journal yet, and when it happened (Unix nanoseconds)."""
+
+    event: Event
+    at_ns: int
+
+
 class Start(msgspec.Struct, frozen=True):
     """A writer started: the records before this one may end in a torn record."""
 
@@ -378,7 +387,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of one record; exactly one of the last four is set."""
+    """The payload of one record: an event, or one of ``start``, ``checkpoint`` and ``sealed``."""
 
     v: int
     seq: int | None = None  # events of the store before this one
@@ -386,6 +395,7 @@ class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     start: Start | None = None
     checkpoint: Checkpoint | None = None
     sealed: bytes | None = None
+    at_ns: int = 0  # when the event happened, Unix nanoseconds; 0: by its own seconds alone
 
 
 class EventCodec:

@@ -40,7 +40,7 @@ from relay.acomm.model import (
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import CommError, StateFault
 from relay.engine import rules
-from relay.engine.events import Event
+from relay.engine.events import Event, FreshEvent
 from relay.engine.rules import Limits
 from relay.engine.tables import MessageIndex, PendingMessages, Timers, TopicTrie
 
@@ -458,11 +458,12 @@ class Core:
         self.warn = warn
         self._door = door
         # events for the owner's journal; None without one
-        self.fresh_events: list[Event] | None = [] if keeps_events else None
+        self.fresh_events: list[FreshEvent] | None = [] if keeps_events else None
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, at_ns: int | None = None) -> None:
         """Change the store as the event says, and keep the event for the journal, if any.
 
+        ``at_ns``: when it happened (Unix nanoseconds), if not now.
         Errors: CommError of a store that takes no events, which is unchanged; StateFault when the
         event was applied in part: the store has to be opened again.
         """
@@ -474,7 +475,7 @@ class Core:
             name, why = type(event).__name__, type(exc).__name__  # its text may quote content
             raise StateFault(f"internal error: {name} cannot be applied: {why}") from exc
         if self.fresh_events is not None:
-            self.fresh_events.append(event)
+            self.fresh_events.append(FreshEvent(event, at_ns or self.clock.now_ns()))
 
     def now_ns(self) -> int:
         """The time by the owner's clock, Unix nanoseconds."""

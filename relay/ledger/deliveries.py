@@ -34,6 +34,7 @@ class ReadDelivery(NamedTuple):
     message_id: str
     recipient: str
     attempt: int  # this attempt or an earlier one
+    at_ns: int  # Unix nanoseconds
     how: str | None = None  # TAKEN or REMOVED; None: unknown
 
 
@@ -106,10 +107,10 @@ _WRITTEN = (  # one statement for the rows of a batch
 
 _READ = (
     "UPDATE deliveries SET state = CASE state WHEN 'written' THEN 'read' ELSE state END, "
-    "read_at = CASE state WHEN 'acked' THEN coalesce(read_at, :now) ELSE :now END, read_how = how "
+    "read_at = CASE state WHEN 'acked' THEN coalesce(read_at, at) ELSE at END, read_how = how "
     "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS name, "
-    "json_extract(value, '$[2]') AS last, json_extract(value, '$[3]') AS how "
-    "FROM json_each(:taken)) "
+    "json_extract(value, '$[2]') AS last, json_extract(value, '$[3]') AS at, "
+    "json_extract(value, '$[4]') AS how FROM json_each(?)) "
     "WHERE message_id = id_ AND recipient = name AND attempt <= last AND (state = 'written' "
     "OR (state = 'acked' AND read_how IS NULL) "
     "OR (state IN ('dead', 'expired', 'bounced') AND coalesce(read_at, 0) < written_at))"
@@ -188,14 +189,14 @@ class DeliveryTable:
             (state, reason, message_id, recipient, state),
         )
 
-    def redeliver(self, vanished: Iterable[tuple[str, str, int]], reason: str, now_ns: int) -> None:
-        """Schedule (message id, recipient, next attempt) now: the file vanished unread."""
+    def redeliver(self, vanished: Iterable[tuple[str, str, int, int]], reason: str) -> None:
+        """Schedule (message id, recipient, next attempt) at a time: the file vanished unread."""
         self._db.executemany(
             "UPDATE deliveries SET state = 'held', attempt = ?, staged_at = ?, due_at = ?, "
             "last_error = ? WHERE message_id = ? AND recipient = ? AND state = 'written'",
             [
-                (attempt, now_ns, now_ns, reason, message_id, name)
-                for message_id, name, attempt in vanished
+                (attempt, at, at, reason, message_id, name)
+                for message_id, name, attempt, at in vanished
             ],
         )
 
@@ -214,14 +215,12 @@ class DeliveryTable:
         )
         return {row[0] for row in found}
 
-    def mark_read(self, taken: Iterable[ReadDelivery | tuple[str, str, int]], now_ns: int) -> None:
+    def mark_read(self, taken: Sequence[ReadDelivery]) -> None:
         """Record files that left the inbox, unless a later attempt has been written since.
 
         A delivery that was given up, or acknowledged before, keeps its state.
         """
-        self._db.execute(
-            _READ, {"now": now_ns, "taken": as_json([ReadDelivery(*one) for one in taken])}
-        )
+        self._db.execute(_READ, (as_json(taken),))
 
     def acknowledge(
         self,

@@ -14,6 +14,7 @@ from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.base.clock import NS_PER_S
 from relay.engine import events
 from relay.engine.events import Event
+from relay.ledger.deliveries import ReadDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of, stored_message
 from tests.audit.home_journal import Change, moved, write_journal
 
@@ -113,7 +114,7 @@ def taken(home: HomeBuilder, message_id: str) -> None:
     """The recipient has read it."""
     home.sent(message_id)
     with home.ledger.transaction():
-        home.ledger.deliveries.mark_read([(message_id, "bob", 1)], START_NS)
+        home.ledger.deliveries.mark_read([ReadDelivery(message_id, "bob", 1, START_NS)])
 
 
 def dead(home: HomeBuilder, message_id: str) -> None:

@@ -107,7 +107,7 @@ def show(ledger: Ledger) -> None:
         ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 1, OFFERED, "Stop", at)])
     for name, state in (("seen", IN_CONTEXT), ("returned", RETURNED)):
         ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 0, state, "why", at)])
-    ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, TAKEN)], at)
+    ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, at, TAKEN)])
 
 
 def test_each_is_found_and_nothing_else(said: Said) -> None:

@@ -35,7 +35,7 @@ from relay.acomm.model import (
 from relay.base.errors import CommError, FormatError
 from relay.commstore.store import CommStore
 from relay.engine import events
-from relay.engine.events import Event
+from relay.engine.events import Event, FreshEvent
 from relay.engine.rules import match_mode
 from relay.engine.state import IN_QUEUES
 from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
@@ -283,7 +283,7 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     """A store after these operations, and its events."""
     clock = FakeClock(NOW_S * 10**9)
     store = CommStore(clock)
-    recorded: list[Event] = []
+    recorded: list[FreshEvent] = []
     store.engine._core.fresh_events = recorded
     for step in [channels_of_every_type, *steps]:
         clock.advance(1)
@@ -291,7 +291,7 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
             step(store)
         except CommError:
             pass
-    return store, recorded
+    return store, [one.event for one in recorded]
 
 
 STEPS = st.lists(st.binary(min_size=8, max_size=8).map(operation_of), min_size=12, max_size=30)

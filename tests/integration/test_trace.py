@@ -14,7 +14,7 @@ from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli import run
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
 from relay.views.trace import delivery_hops
 from tests.box import Box
@@ -51,7 +51,7 @@ class Life:
 
     def read(self, attempt: int) -> None:
         with self.ledger.transaction():
-            self.ledger.deliveries.mark_read([(self.id, "bob", attempt)], self.now())
+            self.ledger.deliveries.mark_read([ReadDelivery(self.id, "bob", attempt, self.now())])
 
     def hold(self, attempt: int, why: str) -> None:
         with self.ledger.transaction():
@@ -156,7 +156,7 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
         life.ledger.add([other])
         life.ledger.claim([other.message_id])
         life.ledger.deliveries.mark_written([WrittenDelivery(other.message_id, "bob", 1, 5, 6)])
-        life.ledger.deliveries.mark_read([(other.message_id, "bob", 1)], life.now())
+        life.ledger.deliveries.mark_read([ReadDelivery(other.message_id, "bob", 1, life.now())])
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
 
 

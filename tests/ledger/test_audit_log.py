@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
+from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
 from tests.ledger.support import (
@@ -66,7 +66,7 @@ def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW)])
-    ledger.deliveries.mark_read([(one, "bob", 1)], NOW)
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW)])
     ledger.deliveries.acknowledge(one, "bob", "received", NOW)
     ledger.deliveries.acknowledge(one, "bob", "completed", NOW)
     assert [(what, old, new) for what, old, new, _ in trail(look)[1:]] == [
@@ -212,7 +212,10 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
         "sqlite_autoindex_messages_1",
     ),
     "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
-    "read": (lambda db: db.deliveries.mark_read([(message_id(1), "bob", 1)], NOW), "PRIMARY KEY"),
+    "read": (
+        lambda db: db.deliveries.mark_read([ReadDelivery(message_id(1), "bob", 1, NOW)]),
+        "PRIMARY KEY",
+    ),
     "hold": (
         lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", 1, "x", NOW)]),
         "PRIMARY KEY",
@@ -245,7 +248,7 @@ def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
         ledger.deliveries.mark_written(
             [WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:]]
         )
-        ledger.deliveries.mark_read([(one, "bob", 1) for one in ids[20:]], NOW)
+        ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW) for one in ids[20:]])
         ledger.claim(ids[10:])
         ledger.complete(ids[10:], NOW)
         ledger.archive([(one, None) for one in ids[10:]], NOW)

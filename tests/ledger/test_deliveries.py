@@ -49,9 +49,12 @@ MOVES: dict[str, tuple[Move, dict[str, str]]] = {
         lambda db, one: db.deliveries.give_up(one, KEY, "bounced", "why"),
         dict.fromkeys(ENDS, "bounced"),
     ),
-    "read": (lambda db, one: db.deliveries.mark_read([(one, KEY, 1)], NOW), {"written": "read"}),
+    "read": (
+        lambda db, one: db.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW)]),
+        {"written": "read"},
+    ),
     "again": (
-        lambda db, one: db.deliveries.redeliver([(one, KEY, 2)], "vanished", NOW),
+        lambda db, one: db.deliveries.redeliver([(one, KEY, 2, NOW)], "vanished"),
         {"written": "held"},
     ),
     "acknowledge": (
@@ -66,8 +69,8 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
     (one,) = record(ledger, 1)
     ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
     ledger.deliveries.give_up(one, KEY, state, "why")
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "taken")], NOW + 2)
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "removed")], NOW + 3)  # once is enough
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 2, "taken")])
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 3, "removed")])  # once is enough
     columns = "state, read_at, read_how, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
     log = "SELECT old_status, new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id"
@@ -78,7 +81,7 @@ def test_M02_what_was_answered_unread_keeps_its_times(ledger: Ledger, look: Look
     (one,) = record(ledger, 1)
     ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
     ledger.deliveries.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, "removed")], NOW + 3)
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 3, "removed")])
     columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
         ("acked", NOW + 2, "removed", "failed", "9-ab", "no such branch")
@@ -105,7 +108,7 @@ def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
-    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 2)
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 2)])
     ledger.deliveries.acknowledge(one, "bob", "in_progress", NOW + 3)
     columns = "staged_at, written_at, read_at, acked_at, ack_status, attempt, due_at, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
@@ -161,9 +164,11 @@ def test_what_is_delivered_again_has_its_attempt(ledger: Ledger, look: Look) -> 
     ledger.deliveries.mark_written(
         [WrittenDelivery(one, "bob", 1, NOW, NOW + 4)]
     )  # a word too many
-    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 4)
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 4)])
     ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 2, NOW + 5, NOW + 6)])
-    ledger.deliveries.mark_read([(one, "bob", 1)], NOW + 7)  # of the file that was taken before
+    ledger.deliveries.mark_read(
+        [ReadDelivery(one, "bob", 1, NOW + 7)]
+    )  # of the file that was taken before
     assert look.state(one, "bob") == "written"
     assert look.all("SELECT attempt, staged_at, written_at FROM deliveries") == [
         (2, NOW + 5, NOW + 6)
@@ -202,13 +207,13 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
         stage(ledger, message, "bob", "carol")
     standing = [(one, "bob"), (two, "bob"), (two, "carol")]
     ledger.deliveries.mark_written([WrittenDelivery(*key, 1, NOW, NOW) for key in standing])
-    ledger.deliveries.mark_read([(two, "bob", 1)], NOW)
+    ledger.deliveries.mark_read([ReadDelivery(two, "bob", 1, NOW)])
     assert ledger.deliveries.unread("bob") == {one: NOW}
     assert ledger.deliveries.unread("carol") == {two: NOW}
     assert ledger.deliveries.unread("nobody") == {}
     ledger.deliveries.give_up(one, "bob", "dead", "no acknowledgment")
     assert ledger.deliveries.unread("bob") == {one: NOW}  # it stands there all the same
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, "taken")], NOW + 1)
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 1, "taken")])
     assert ledger.deliveries.unread("bob") == {}
 
 
