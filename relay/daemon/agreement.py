@@ -6,25 +6,46 @@ The ledger may be behind the journal, which the next start repairs with the same
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import islice
+from typing import Any
 
 from relay.acomm.model import Delivery, DeliveryState, Message
-from relay.base.errors import RelayError
+from relay.base.errors import FormatError, RelayError
 from relay.base.finding import Finding
 from relay.base.names import ORCHESTRATOR
-from relay.daemon.projection import deliveries_of
+from relay.daemon.projection import Projection, deliveries_of
 from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
 from relay.journal.journal import JournalReader
+from relay.ledger import file as ledger_file
 from relay.ledger.check import RESTORE, WHAT
+from relay.ledger.ledger import Ledger
+from relay.ledger.schema import schema_sql
 
 _OPEN = ("held", "staged")
+_ENDED = ("bounced", "expired", "dead")
 # Of a relay that was killed: what follows a commit reaches the journal with the next one.
 _AHEAD = frozenset(
     {("staged", "written"), ("staged", "held"), ("staged", "read"), ("written", "read")}
 )
 Obligation = tuple[str, str, str]  # message id, recipient, status of its last ack
+SHOWN_ROWS = 20  # that differ
+_COLUMNS = (
+    "state, last_error, attempt, staged_at, written_at, discarded_at, "
+    "read_at, read_how, acked_at, ack_status, answer_id, answer_text, obligation, reminders"
+).split(", ")
+# What a message that has left the store learns later is in the ledger alone.
+_LATER = frozenset({"state", *_COLUMNS[6:]})
+_DIFFERENCES = (
+    "SELECT made.message_id, made.recipient, "
+    + ", ".join(f"{table}.{column}" for table in ("made", "kept") for column in _COLUMNS)
+    + " FROM deliveries AS made JOIN messages USING (message_id) "
+    "JOIN live.deliveries AS kept USING (message_id, recipient) WHERE "
+    + " OR ".join(f"made.{column} IS NOT kept.{column}" for column in _COLUMNS)
+)
 
 
 def check(
@@ -93,6 +114,66 @@ def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) ->
                 yield _finding(relay_id, f"an answer of {recipient} is owed in the store alone")
 
 
+def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> Iterator[Finding]:
+    """Compare the ledger at ``path`` with what a rebuild makes of the journal in a folder.
+
+    Of deliveries that both have, to the nanosecond; not of messages from before the journal's
+    records had times. The rest of a rebuild is in memory, or where SQLite puts what is too large.
+    Errors: RelayError, OSError when the journal cannot be read.
+    """
+    with contextlib.closing(ledger_file.connect("", uri="file:")) as db:
+        db.executescript(schema_sql())
+        _rebuild(Ledger(db, ""), store, journal, key)
+        db.execute("ATTACH ? AS live", (ledger_file.readonly_uri(path),))
+        present = {one.relay_id for one in store.state.messages.values()}
+        differ = (_differences(row, present) for row in db.execute(_DIFFERENCES))
+        yield from islice((one for one in differ if one is not None), SHOWN_ROWS)
+
+
+def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | None:
+    """What differs in a row; None when it may."""
+    message_id, recipient, *values = row
+    made, kept = values[: len(_COLUMNS)], values[len(_COLUMNS) :]
+    columns = {"state"} if made[0] == "held" else set(_COLUMNS)  # when it is due, the ledger says
+    if message_id not in present:
+        attempt = _COLUMNS.index("attempt")  # a further one is in the ledger alone, too
+        columns = columns - _LATER if made[attempt] == kept[attempt] else set()
+    if made[0] in _ENDED or kept[1] is not None:  # if it was held, the ledger says since when
+        columns.discard("staged_at")
+    if made[0] not in _ENDED:  # and why
+        columns.discard("last_error")
+    differ = [
+        f"{column} is {there!r}, by the journal {here!r}"
+        for column, here, there in zip(_COLUMNS, made, kept, strict=True)
+        if here != there and column in columns
+    ]
+    if not differ:
+        return None
+    found = f"{message_id}: for {recipient}, {', '.join(differ)}"
+    advice = "stop the relay, and `relay ledger rebuild` makes it again from the journal"
+    return Finding(WHAT, message_id, found, advice)
+
+
+def _rebuild(ledger: Ledger, store: Engine, journal: str, key: bytes | None) -> None:
+    """Write the rows that the journal's records with times make."""
+    codec, projection = EventCodec(key, journal), Projection()
+
+    def write() -> None:
+        with ledger.transaction():
+            projection.write(ledger, relay_ids(store, projection).get, 0)
+
+    for record in JournalReader(journal).read():
+        frame = codec.decode(record.payload, record.offset)
+        if frame.start is not None:
+            projection.start(frame.start.at)
+        if frame.event is not None and frame.at_ns:
+            if projection.is_piece(frame.event):
+                write()
+                projection = projection.next_piece()
+            projection.apply(frame.event, frame.at_ns)
+    write()
+
+
 def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:
     """Yield the kept messages that passed a relay: message, relay id, deliveries."""
     for number, deliveries in store.state.deliveries.items():
@@ -128,6 +209,27 @@ def unmatched_obligations(
             yield one, None
         elif one[1] not in store.state.owed.get(message.id, {}):
             yield one, message
+
+
+def relay_ids(store: Engine, projection: Projection) -> dict[int, str]:
+    """The relay ids of the messages that a piece has deliveries of.
+
+    Those accepted before it are in the store or, when a start was killed between two pieces, in
+    an archive.
+    """
+    numbers = {key[0] for key in (*projection.delivery_facts, *projection.obligation_facts)}
+    found = {one: projection.relay_ids[one] for one in numbers & projection.relay_ids.keys()}
+    kept = {one: store.messages.find_kept(one) for one in numbers - found.keys()}
+    found |= {one: m.relay_id for one, m in kept.items() if m is not None and m.relay_id}
+    unknown = {one for one, message in kept.items() if message is None}
+    files = store.archives.files
+    for note in store.state.archives if unknown else ():
+        if files is not None and any(note.first_id <= one <= note.last_id for one in unknown):
+            with contextlib.suppress(OSError, FormatError):  # damaged: the doctor says it
+                for message, _ in files.all_of(note):
+                    if message.id in unknown and message.relay_id is not None:
+                        found[message.id] = message.relay_id
+    return found
 
 
 def is_behind(folder: str, position: int, key: bytes | None) -> bool:

@@ -66,16 +66,20 @@ class InboxRepair:
             for recipient, one in known.get(number, {}).items()
             if one.state is DeliveryState.STAGED
         ]
-        reads = self._reads_of(staged) if self._power_cut else {}
+        known_rows = self._reached(staged)
         for message, relay_id, recipient, attempt in self._found(staged):
+            row = known_rows.get((message.id, recipient))
+            is_there = False
             if self._power_cut:
-                key = message.id, recipient
-                if key in reads or self._restore(message, recipient, attempt):
-                    self._store.deliveries.deliver(message.id, [recipient], attempt)
+                was_read = row is not None and row.state == "read"
+                is_there = was_read or self._restore(message, recipient, attempt)
             elif file_ops.deliver(self._dirs, relay_id, recipient, again=True):
                 self._store.deliveries.postpone(message.id, recipient, attempt)
             else:
-                self._store.deliveries.deliver(message.id, [recipient], attempt)
+                is_there = True
+            if is_there:  # the ledger may know when
+                at = row.written_at if row else None
+                self._store.deliveries.deliver(message.id, [recipient], attempt, at)
         return len(staged)
 
     def compare(self, written: Iterable[Key]) -> int:
@@ -104,20 +108,21 @@ class InboxRepair:
             if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
         ]
         for first in range(0, len(delivered), ROWS):
-            reads = self._reads_of(delivered[first : first + ROWS])
-            for (number, recipient), how in reads.items():
-                self._store.deliveries.receive(number, recipient, how)
+            for (number, recipient), row in self._reached(delivered[first : first + ROWS]).items():
+                if row.state == "read":
+                    how = row.read_how or TAKEN
+                    self._store.deliveries.receive(number, recipient, how, row.read_at)
 
-    def _reads_of(self, deliveries: list[Key]) -> dict[Key, str]:
-        """Those that the ledger has as read in their present attempt, and the evidence."""
+    def _reached(self, deliveries: list[Key]) -> dict[Key, DeliveryRow]:
+        """Those that the ledger has as written, or as read, in their present attempt."""
         found = list(self._found(deliveries))
         rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
-        reads: dict[Key, str] = {}
+        reached: dict[Key, DeliveryRow] = {}
         for message, relay_id, recipient, attempt in found:
             row = rows.get(relay_id, {}).get(recipient)
-            if row is not None and row.state == "read" and row.attempt == max(attempt, 1):
-                reads[message.id, recipient] = row.read_how or TAKEN
-        return reads
+            if row and row.state in ("written", "read") and row.attempt == max(attempt, 1):
+                reached[message.id, recipient] = row
+        return reached
 
     def _found(self, deliveries: Iterable[Key]) -> Iterator[tuple[Message, str, str, int]]:
         """Yield the message, its relay id, the recipient and the attempt of each."""

@@ -1,15 +1,15 @@
 """Ledger rows derived from the store's events, to restore rows lost in a crash.
 
-Pure: events in, rows out. Applying the same events again gives the same rows. Times are those of
-the events: to the nanosecond where a record of the journal has it, else in whole seconds. However
-long the history, a projection holds the rows of one piece of it; what the next piece needs goes on
-with ``next_piece``.
+Applying the same events again gives the same rows, and so does writing them again. Times are those
+of the events: to the nanosecond where a record of the journal has it, else in whole seconds.
+However long the history, a projection holds the rows of one piece of it; what the next piece needs
+goes on with ``next_piece``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec.structs import astuple, replace
 
@@ -21,8 +21,8 @@ from relay.delivery.values import system_message_row
 from relay.engine import events, rules
 from relay.engine.events import Event
 from relay.engine.messages import KIND_OF
-from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
-from relay.ledger.ledger import FileFacts
+from relay.ledger.deliveries import MAX_ATTEMPT, DeliveryFacts, ObligationFacts, ReadDelivery
+from relay.ledger.ledger import FileFacts, Ledger
 from relay.ledger.offers import OfferChange, Ring
 
 _STATES = {
@@ -37,6 +37,7 @@ _STATES = {
 }
 _TIMES = {"staged": "staged_at", "written": "written_at", "read": "read_at", "acked": "acked_at"}
 Key = tuple[int, str]  # message id in the store, recipient
+Fact = TypeVar("Fact")
 
 
 PIECE = 5_000  # messages, or four times as many deliveries: some 10 MiB
@@ -48,9 +49,10 @@ class Projection:
     def __init__(self) -> None:
         self.relay_ids: dict[int, str] = {}  # of the messages accepted in all pieces
         self.rows: dict[str, FileFacts] = {}  # by message id
-        self.failures: list[tuple[str, Refusal]] = []  # by message id
-        self.rejections: list[events.FileRefused] = []  # without a row of their own
+        self.failures: list[tuple[str, Refusal, int]] = []  # message id, why, when (Unix ns)
+        self.rejections: list[tuple[events.FileRefused, int]] = []  # of no row; when, Unix ns
         self.discarded: list[tuple[str, int]] = []  # message id of a dead letter, when
+        self.late_reads: list[ReadDelivery] = []  # of messages that the store no longer has
         self.offers: list[OfferChange] = []
         self.rings: list[Ring] = []
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
@@ -103,10 +105,36 @@ class Projection:
         except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
             self.skipped.append(f"{exc!r}: {event}")  # it stays in the journal: the start goes on
 
-    def deliveries(
+    def write(
+        self, ledger: Ledger, relay_id_of: Callable[[int], str | None], now_ns: int
+    ) -> tuple[int, list[str]]:
+        """Add or update the rows in a ledger, within the caller's transaction.
+
+        ``relay_id_of`` resolves messages accepted before these events. Returns how many messages
+        it lacked, and a text about each fact that no row can hold.
+        """
+        skipped = [*self.skipped]
+
+        def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
+            skipped.extend(ledger.project(write, facts, now_ns))
+
+        known = ledger.rows(self.rows)
+        missing = [facts for one, facts in self.rows.items() if one not in known]
+        project(ledger.add, missing)
+        project(ledger.deliveries.restore, self._deliveries(relay_id_of, now_ns))
+        project(ledger.deliveries.restore_obligations, self._obligations(relay_id_of))
+        project(ledger.deliveries.discard, self.discarded)
+        project(ledger.deliveries.mark_read, self.late_reads)
+        project(lambda failures: _fail(ledger, failures), self.failures)
+        project(ledger.agents.add_references, self.references)
+        project(ledger.offers.change, self.offers)
+        project(ledger.offers.add_rings, self.rings)
+        project(lambda refused: _reject(ledger, refused), self.rejections)
+        return len(missing), skipped
+
+    def _deliveries(
         self, relay_id_of: Callable[[int], str | None], now_ns: int
     ) -> list[DeliveryFacts]:
-        """Delivery rows; ``relay_id_of`` resolves messages accepted before these events."""
         rows: list[DeliveryFacts] = []
         for (number, _), facts in self.delivery_facts.items():
             relay_id = self.relay_ids.get(number) or relay_id_of(number)
@@ -115,8 +143,7 @@ class Projection:
                 rows.append(facts._replace(message_id=relay_id, due_at=due_at))
         return rows
 
-    def obligations(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
-        """Entries about owed answers in the delivery rows."""
+    def _obligations(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
         named = (
             (self.relay_ids.get(key[0]) or relay_id_of(key[0]), key)
             for key in self.obligation_facts
@@ -172,6 +199,11 @@ class Projection:
 
     def _on_late_read(self, event: events.LateRead) -> None:
         key = (event.message_id, event.recipient)
+        if event.relay_id:
+            last, how = MAX_ATTEMPT, event.how
+            read = ReadDelivery(event.relay_id, event.recipient, last, self._at_ns, how)
+            self.late_reads.append(read)
+            return
         before = self.delivery_facts.get(key) or DeliveryFacts(
             "", event.recipient, _STATES[event.state], 1
         )
@@ -188,9 +220,10 @@ class Projection:
         self.discarded.append((event.relay_id, event.at * NS_PER_S))
 
     def _on_timed(self, event: events.DeliveryTimed) -> None:
-        if event.delivery.state is DeliveryState.SENT:  # the attempt could not be made
-            attempt = event.delivery.attempt
-            self._update_delivery(event.message_id, event.recipient, "held", attempt)
+        if event.delivery.state is not DeliveryState.SENT:
+            return
+        attempt = event.delivery.attempt  # it could not be made
+        self._update_delivery(event.message_id, event.recipient, "held", attempt)
 
     def _on_accepted(self, event: events.MessageSent) -> None:
         message = event.message
@@ -213,11 +246,11 @@ class Projection:
 
     def _on_refused(self, event: events.FileRefused) -> None:
         if not event.has_row:
-            self.rejections.append(event)
+            self.rejections.append((event, self._at_ns))
             return
         message_id = event.message_id
         self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
-        self.failures.append((message_id, Refusal(event.code, event.reason)))
+        self.failures.append((message_id, Refusal(event.code, event.reason), self._at_ns))
         if self._is_recent:
             self.recent.append(message_id)
 
@@ -272,11 +305,13 @@ class Projection:
         changed: dict[str, Any] = {"state": state, "attempt": max(attempt, before.attempt, 1)}
         if recipient == ORCHESTRATOR and state in ("written", "acked"):  # it has been carried out
             changed |= {"state": "read", "staged_at": at, "written_at": at, "read_at": at}
-        elif state == "held" and before.staged_at is None:
+        elif state == "held" and (before.staged_at is None or attempt > before.attempt):
             changed["staged_at"] = at  # its age counts from here
         elif state in _TIMES:
             changed[_TIMES[state]] = at
-        is_late = not self._is_exact or (before.staged_at or 0) < self._started_ns
+        is_late = not self._is_exact or (before.staged_at or 0) < self._started_ns <= at
+        if state == "written":
+            changed["last_error"] = None
         if state == "written" and before.state == "staged" and is_late:
             # When exactly is not known after a crash: its recipient may have read it before now.
             changed["written_at"] = before.staged_at
@@ -289,6 +324,20 @@ class Projection:
         if how:
             changed["read_how"] = how
         self.delivery_facts[number, recipient] = before._replace(**changed)
+
+
+def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:
+    for message_id, refusal, at in failures:
+        ledger.fail([(message_id, refusal)], at)
+
+
+def _reject(ledger: Ledger, refused: Iterable[tuple[events.FileRefused, int]]) -> None:
+    for one, at in refused:
+        file, name = one.origin, one.origin.path.rpartition("/")[2]
+        refusal = Refusal(one.code, one.reason)
+        ledger.add_rejection(
+            file.agent, name, file.inode or 0, file.mtime_ns, refusal, one.answer_id, at
+        )
 
 
 def _seconds_of(event: Event) -> int:

@@ -20,15 +20,15 @@ See docs/states.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from relay.acomm.model import Message
 from relay.agents import status
 from relay.base import fsio
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
-from relay.base.errors import FormatError, MessageError, UnsafePath
+from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
@@ -38,7 +38,7 @@ from relay.base.message import (
     render,
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, answer_id, sha256_hex
-from relay.daemon.agreement import unmatched_obligations, unstaged
+from relay.daemon.agreement import relay_ids, unmatched_obligations, unstaged
 from relay.daemon.inbox_repair import InboxRepair
 from relay.daemon.opening import OpenedStore
 from relay.daemon.projection import Projection, deliveries_of, facts_of
@@ -46,11 +46,9 @@ from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.engine.engine import Engine
-from relay.engine.events import FileRefused
 from relay.ledger.check import describe_skipped
 from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
 
-Fact = TypeVar("Fact")
 DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
 ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
@@ -133,25 +131,8 @@ class Restorer:
     def write(self, store: Engine, projection: Projection, position: int) -> None:
         """Write the rows of a piece that ends at this offset of the journal."""
         ledger, now = self._ledger, self._clock.now_ns()
-        skipped = [*projection.skipped]
-
-        def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
-            skipped.extend(ledger.project(write, facts, now))
-
-        name_of = _relay_ids(store, projection).get
         with ledger.transaction():
-            known = ledger.rows(projection.rows)
-            missing = [facts for one, facts in projection.rows.items() if one not in known]
-            project(ledger.add, missing)
-            deliveries = ledger.deliveries
-            project(deliveries.restore, projection.deliveries(name_of, now))
-            project(deliveries.restore_obligations, projection.obligations(name_of))
-            project(deliveries.discard, projection.discarded)
-            project(lambda failures: ledger.fail(failures, now), projection.failures)
-            project(ledger.agents.add_references, projection.references)
-            project(ledger.offers.change, projection.offers)
-            project(ledger.offers.add_rings, projection.rings)
-            project(lambda refused: _reject(ledger, refused, now), projection.rejections)
+            missing, skipped = projection.write(ledger, relay_ids(store, projection).get, now)
             self._restore_statuses(store, projection.rows.values())
             with self._home.dirs() as dirs:
                 ledger.set_path(_refused_files(dirs, projection))
@@ -160,7 +141,7 @@ class Restorer:
                 ledger.set_state(SKIPPED, str(count), now)
             if position > ledger.position():
                 ledger.set_position(position, now)
-        self.restored += len(missing)
+        self.restored += missing
         for why in skipped[:SHOWN_IDS]:
             self._log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
         if skipped:
@@ -186,45 +167,10 @@ class Restorer:
             self._ledger.agents.set_status(*change, at)
 
 
-def _relay_ids(store: Engine, projection: Projection) -> dict[int, str]:
-    """The relay ids of the messages that a piece has deliveries of.
-
-    Those accepted before it are in the store or, when a start was killed between two pieces, in
-    an archive.
-    """
-    numbers = {key[0] for key in (*projection.delivery_facts, *projection.obligation_facts)}
-    found = {one: projection.relay_ids[one] for one in numbers & projection.relay_ids.keys()}
-    kept = {one: store.messages.find_kept(one) for one in numbers - found.keys()}
-    found |= {one: m.relay_id for one, m in kept.items() if m is not None and m.relay_id}
-    unknown = {one for one, message in kept.items() if message is None}
-    files = store.archives.files
-    for note in store.state.archives if unknown else ():
-        if files is not None and any(note.first_id <= one <= note.last_id for one in unknown):
-            with contextlib.suppress(OSError, FormatError):  # damaged: the doctor says it
-                for message, _ in files.all_of(note):
-                    if message.id in unknown and message.relay_id is not None:
-                        found[message.id] = message.relay_id
-    return found
-
-
-def _reject(ledger: Ledger, refused: Iterable[FileRefused], now: int) -> None:
-    for one in refused:
-        file, name = one.origin, one.origin.path.rpartition("/")[2]
-        ledger.add_rejection(
-            file.agent,
-            name,
-            file.inode or 0,
-            file.mtime_ns,
-            Refusal(one.code, one.reason),
-            one.answer_id,
-            now,
-        )
-
-
 def _refused_files(dirs: Dirs, projection: Projection) -> list[tuple[str, str]]:
     """The files of refusals whose rows are restored: message id, path."""
     found: list[tuple[str, str]] = []
-    for message_id, _ in projection.failures:
+    for message_id, *_ in projection.failures:
         facts = projection.rows[message_id]
         *_, name = facts.file_path.split("/")
         folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, file_ops.REJECTED)

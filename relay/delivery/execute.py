@@ -163,7 +163,7 @@ class PlanExecutor:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, written))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, written, staged_at))
         result.executed.extend(done)
         self._count(done, written)
         if done:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
+from relay.acomm.model import DeliveryState
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
@@ -35,14 +36,14 @@ from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.view import StoreView
+from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED, TAKEN
-from relay.ledger.deliveries import ReadDelivery
+from relay.ledger.deliveries import MAX_ATTEMPT, ReadDelivery
 from relay.ledger.ledger import Ledger
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
-_NOT_KNOWN = 1 << 31  # above any attempt
 
 
 class ReadDetector:
@@ -169,10 +170,13 @@ class ReadDetector:
             return
         stored = self._view.find(message_id)
         known = self._view.deliveries(stored.id) if stored else {}
-        attempt = known[agent].attempt if agent in known else _NOT_KNOWN
+        attempt = known[agent].attempt if agent in known else MAX_ATTEMPT
         now = self._clock.now_ns()
-        if stored is not None:
+        if stored is not None and agent in known:
             self._store.deliveries.receive(stored.id, agent, how, now)
+        else:
+            at, state = now // NS_PER_S, DeliveryState.SENT
+            self._store.apply(events.LateRead(0, agent, state, how, at, message_id), now)
         self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, now, how)
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:

@@ -48,9 +48,9 @@ class LedgerWriter:
         self._counted = IncidentCounter(clock)
 
     def record(
-        self, dirs: Dirs, batch: list[Applied], written: list[WrittenDelivery]
+        self, dirs: Dirs, batch: list[Applied], written: list[WrittenDelivery], staged_at: int
     ) -> list[OutboxFile]:
-        """Record a batch, and archive its originals.
+        """Record a batch that was staged at a time (Unix ns), and archive its originals.
 
         Returns files that were put in the place of others meanwhile: they are to be read.
         """
@@ -62,7 +62,7 @@ class LedgerWriter:
                 (plain if _is_plain(one.plan) else rest).append(one)
         paths = self._archive_all(dirs, plain, replaced)
         with self._ledger.transaction():
-            self._record(batch, written, paths)
+            self._record(batch, written, paths, staged_at)
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -73,14 +73,18 @@ class LedgerWriter:
             self._ledger.fail([(message_id, refusal)], self._clock.now_ns())
 
     def _record(
-        self, batch: list[Applied], written: list[WrittenDelivery], paths: dict[str, str | None]
+        self,
+        batch: list[Applied],
+        written: list[WrittenDelivery],
+        paths: dict[str, str | None],
+        staged_at: int,
     ) -> None:
         """Record a batch; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         own = [file.system for one in batch for file in one.files if file.system is not None]
         files = [(one, one.plan.inbound) for one in batch if one.plan.inbound is not None]
         done = [inbound.file.message_id for one, inbound in files if not one.plan.refusal]
-        undelivered = [row for one in batch for row in _undelivered_rows(one, now)]
+        undelivered = [row for one in batch for row in _undelivered_rows(one, staged_at)]
         if own:
             ledger.add(own)
         if written:
@@ -88,7 +92,7 @@ class LedgerWriter:
         if undelivered:
             deliveries.add_undelivered(undelivered)
             deliveries.hold(self._held(batch, now))
-        self._record_refusals([pair for pair in files if pair[0].plan.refusal], now)
+        self._record_refusals([pair for pair in files if pair[0].plan.refusal], staged_at)
         for one in batch:
             self._record_changes(one, now)
         if len(paths) < len(done):
@@ -190,19 +194,19 @@ class LedgerWriter:
             if (file.message_id, recipient) in one.undelivered
         ]
 
-    def _record_refusals(self, refused: list[tuple[Applied, Inbound]], now: int) -> None:
+    def _record_refusals(self, refused: list[tuple[Applied, Inbound]], at: int) -> None:
         known = [
             (inbound.file.message_id, one.plan.refusal)
             for one, inbound in refused
             if inbound.has_row and one.plan.refusal
         ]
         if known:
-            self._ledger.fail(known, now)
+            self._ledger.fail(known, at)
         for one, inbound in refused:
             if not inbound.has_row and one.plan.refusal:
                 file, refusal, answer_id = inbound.file, one.plan.refusal, one.system_ids[0]
                 self._ledger.add_rejection(
-                    file.agent, file.file_name, file.inode, file.mtime_ns, refusal, answer_id, now
+                    file.agent, file.file_name, file.inode, file.mtime_ns, refusal, answer_id, at
                 )
 
     def _record_changes(self, one: Applied, now: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from relay.acomm import check as acomm_check
 from relay.acomm.store_file import PREVIOUS
 from relay.base.config import Config
-from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore
+from relay.base.errors import KeyFileError, LedgerError, RelayError, SealedStore, SegmentAway
 from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, BASE, LEDGER, SEARCH, STORE, Home, unclean_stop
 from relay.base.text import times
@@ -23,6 +23,7 @@ from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.doctor.report import Target, describe_error, list_dir, partial_check, recheck
 from relay.engine import check as engine_check
+from relay.engine.engine import Engine
 from relay.engine.events import Event
 from relay.journal import check as journal_check
 from relay.journal.catalog import Catalog, Residency, SegmentEntry
@@ -312,6 +313,19 @@ def _check_loaded(
         return  # the next start updates the ledger
     with contextlib.suppress(LedgerError):  # damage was reported above
         yield from agreement.check(db, store, most_rows=4 * MAX_ROWS, is_killed=is_killed)
+        if target.deep and not is_killed:
+            yield from _check_history(home, store, key)
+
+
+def _check_history(home: Home, store: Engine, key: bytes | None) -> Iterator[Finding]:
+    """Compare the ledger with the whole journal, where that is here."""
+    try:
+        yield from agreement.check_history(home.path(LEDGER), store, stream_dir(home), key)
+    except SegmentAway as exc:
+        found = f"deliveries were not compared with the journal: {exc}"
+        yield Finding("ledger", LEDGER, found, "no action needed", Severity.NOTE)
+    except (RelayError, OSError):
+        return  # damage was reported above
 
 
 def _ignore(_: str) -> None:

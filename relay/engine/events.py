@@ -177,14 +177,15 @@ class MessageReceived(_Event, frozen=True):
 class LateRead(_Event, frozen=True):
     """The file of a delivery that had ended, or was answered unread, left the inbox later.
 
-    The store does not change.
+    The store does not change. It may not have the message any more: then ``message_id`` is 0.
     """
 
     message_id: int
     recipient: str
-    state: DeliveryState  # of the delivery, then and afterwards
+    state: DeliveryState  # of the delivery, then and afterwards; SENT where it is not known
     how: str
     at: int
+    relay_id: str = ""  # of a message that the store does not have
 
 
 class OfferChanged(_Event, frozen=True):

@@ -28,12 +28,15 @@ class WrittenDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     due_at: int | None = None  # Unix ns: when that is overdue
 
 
+MAX_ATTEMPT = 1 << 31  # above any
+
+
 class ReadDelivery(NamedTuple):
     """A delivery whose file left the inbox."""
 
     message_id: str
     recipient: str
-    attempt: int  # this attempt or an earlier one
+    attempt: int  # this attempt or an earlier one; MAX_ATTEMPT: it is not known which
     at_ns: int  # Unix nanoseconds
     how: str | None = None  # TAKEN or REMOVED; None: unknown
 
@@ -89,9 +92,13 @@ class DeliveryRow(NamedTuple):
     staged_at: int
     last_error: str | None
     read_how: str | None
+    written_at: int | None
+    read_at: int | None
 
 
-_COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error, read_how"
+_COLUMNS = (
+    "message_id, recipient, state, attempt, staged_at, last_error, read_how, written_at, read_at"
+)
 _WRITTEN = (  # one statement for the rows of a batch
     "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
     "obligation, due_at) "
@@ -148,9 +155,9 @@ class DeliveryTable:
             "staged_at = CASE WHEN attempt < excluded.attempt "  # its age is that of its attempt
             "THEN coalesce(excluded.staged_at, staged_at) "
             "ELSE coalesce(staged_at, excluded.staged_at) END, "
-            "written_at = coalesce(written_at, excluded.written_at), "
-            "read_at = coalesce(read_at, excluded.read_at), "
-            "acked_at = coalesce(acked_at, excluded.acked_at), "
+            "written_at = coalesce(excluded.written_at, written_at), "
+            "read_at = coalesce(excluded.read_at, read_at), "
+            "acked_at = coalesce(excluded.acked_at, acked_at), "
             "ack_status = coalesce(excluded.ack_status, ack_status), "
             "last_error = coalesce(excluded.last_error, last_error), due_at = excluded.due_at, "
             "read_how = coalesce(excluded.read_how, read_how), "
@@ -319,8 +326,8 @@ class DeliveryTable:
             [(*one[2:], *one[:2]) for one in obligations],
         )
         self._db.execute(
-            "UPDATE deliveries SET obligation = 'given_up' WHERE obligation = 'open' "
-            "AND state IN ('bounced', 'expired', 'dead')"
+            "UPDATE deliveries SET obligation = 'given_up', due_at = NULL "
+            "WHERE obligation = 'open' AND state IN ('bounced', 'expired', 'dead')"
         )
 
     def open_obligations(self) -> list[tuple[str, str, str]]:

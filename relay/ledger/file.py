@@ -207,10 +207,14 @@ def connect_readonly(path: str) -> Connection:
     SQLite creates a -shm beside a ledger to read it. Where it cannot, and there is no -wal, no
     process has the ledger open, and it is opened as immutable.
     """
+    return connect(path, uri=readonly_uri(path))
+
+
+def readonly_uri(path: str) -> str:
+    """SQLite's URI of a ledger that is only read."""
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     is_immutable = _is_read_only(path) and not os.path.exists(path + "-wal")
-    mode = "mode=ro&immutable=1" if is_immutable else "mode=ro"
-    return connect(path, uri=f"file:{quoted}?{mode}")
+    return f"file:{quoted}?{'mode=ro&immutable=1' if is_immutable else 'mode=ro'}"
 
 
 def open_readonly(path: str) -> Connection:

@@ -123,7 +123,7 @@ class Ledger:
         self.offers = OfferTable(connection)
         self.processes = ProcessTable(connection)
         self._path = path
-        self._inode = os.stat(path).st_ino
+        self._inode = os.stat(path).st_ino if path else 0  # without a file: a temporary one
 
     def check_file(self) -> None:
         """Errors: LedgerError when the file was removed or replaced while it is open."""

@@ -13,10 +13,11 @@ import pytest
 from relay.acomm.model import ChannelState
 from relay.base.home import LEDGER, STORE
 from relay.daemon import agreement
-from relay.ledger.file import open_readonly
+from relay.ledger.file import connect, open_readonly
 from tests.box import Box
 from tests.disk import failing, hooked
 from tests.kills import Killed
+from tests.sound import findings_of
 
 COMMAND = "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy"
 SYSTEM = "TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: _system\nPATTERN: _system.#"
@@ -316,3 +317,23 @@ def test_between_two_attempts_both_say_that_it_was_read(box: Box) -> None:
     box.tick(2)
     box.after(3.2, turns=1)  # overdue; the next attempt is due after a second
     agree(box, sent, bob="read")
+
+
+@pytest.mark.damages
+def test_a_row_changed_by_hand_is_not_what_the_journal_says(box: Box) -> None:
+    """To the nanosecond; `relay doctor --deep` finds it."""
+    sent = box.send("alice", "TO: bob\nKIND: command\n\nlook")
+    box.take("bob", sent)
+    box.tick()
+    ack(box, "bob", sent)
+    box.flush()
+    box.close()
+    assert findings_of(box.home.root) == []
+    for column in ("staged_at", "written_at", "read_at", "acked_at"):
+        change = f"UPDATE deliveries SET {column} = {column} + ? WHERE message_id = ?"
+        with contextlib.closing(connect(box.home.path(LEDGER))) as db:
+            db.execute(change, (1, sent))
+            (found,) = findings_of(box.home.root)
+            assert f"{sent}: for bob, {column} is " in found and ", by the journal " in found
+            db.execute(change, (-1, sent))
+    assert findings_of(box.home.root) == []

@@ -265,6 +265,7 @@ def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None
         assert [one for one in attention(home) if one.kind == "dead"] == []
 
 
+@pytest.mark.damages  # its ledger is one that an earlier version wrote
 def test_a_discard_that_an_earlier_version_did_not_record_waits_for_nobody(box: Box) -> None:
     gone, kept = (
         box.send("alice", f"TO: bob\nDELIVERY: at-least-once\n\n{text}") for text in ("a", "b")

@@ -24,13 +24,15 @@ from tests.procs import Relay, relay, until
 
 PAGE = 4096
 DELIVERIES = (
-    "SELECT message_id, recipient, state, ack_status, discarded_at FROM deliveries ORDER BY 1, 2"
+    "SELECT message_id, recipient, state, attempt, iif(state = 'held', 0, staged_at), written_at, "
+    "read_at, read_how, acked_at, ack_status, answer_id, answer_text, obligation, reminders, "
+    "discarded_at FROM deliveries ORDER BY 1, 2"
 )
 MESSAGES = (
     "SELECT message_id, agent_name, status, last_error, last_error_code, file_path "
     "FROM messages ORDER BY 1"
 )
-REJECTIONS = "SELECT file_name, reason, code, nack_id FROM rejections ORDER BY 1"
+REJECTIONS = "SELECT file_name, reason, code, nack_id, at FROM rejections ORDER BY 1"
 AGENTS = "SELECT name, status, note, public_key FROM agents ORDER BY 1"
 
 

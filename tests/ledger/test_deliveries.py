@@ -147,7 +147,7 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
     assert ledger.deliveries.next_due() == NOW + 100
     assert ledger.deliveries.due(NOW + 99, 10) == []
     assert ledger.deliveries.due(NOW + 100, 10) == [
-        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None)
+        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None, None, None)
     ]
 
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "still", NOW + 300)])
@@ -194,8 +194,8 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     stage(ledger, two, "bob")
     assert ledger.deliveries.rows([one, three]) == {
         one: {
-            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None),
-            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None),
+            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None, None, None),
+            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None, None, None),
         }
     }
     assert ledger.deliveries.rows([]) == {}
