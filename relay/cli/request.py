@@ -112,6 +112,9 @@ def send_command(
     body = "\n".join(f"{name}: {value}" for name, value in given.items())
     with open_agent(agent, root) as me:
         answer = request(me, ORCHESTRATOR, body, timeout_s)
+    with contextlib.suppress(RelayError), Home(root) as opened:
+        until = WORD._replace(word="taken")  # the next command shows what this one did
+        watch(opened, answer.re or "", until)
     print_answer(answer, as_json)
 
 

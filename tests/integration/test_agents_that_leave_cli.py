@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from agent_sdk import Agent, Refused
-from tests.procs import PATIENCE_S, agents_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, Relay, agents_of, relay, rows_of, until
 
 # a relay that scans every second, for which a process is dead after one
 EAGER = {"detection": {"scan_interval_s": 1}, "agents": {"dead_after_s": 1}}
@@ -17,6 +18,28 @@ pytestmark = [
     pytest.mark.home("alice", "bob", **EAGER),
     pytest.mark.usefixtures("running"),
 ]
+
+
+# its ledger is on a slow disk
+SLOW = """
+import sys, time
+from relay.daemon import process
+from relay.delivery.record import LedgerWriter
+
+record = LedgerWriter.record
+LedgerWriter.record = lambda *given: (time.sleep(0.5), record(*given))[1]
+sys.argv[1:] = sys.argv[4:]
+sys.exit(process.main())
+"""
+
+
+def test_what_a_command_did_is_what_the_next_one_shows(running: Relay, home: Path) -> None:
+    running.stop()
+    running.start(sys.executable, "-c", SLOW)
+    for verb, status in (("retire", "retired"), ("revive", "active")):
+        done = relay("agents", verb, "bob", home=home)
+        assert done.returncode == 0, done.stderr
+        assert agents_of(home)["bob"]["status"] == status
 
 
 def test_retire_revive_and_register(home: Path) -> None:
