@@ -126,7 +126,7 @@ def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str | None
     out = cwd / "out"
     home.sent("1-a")  # no home without messages starts Spark
     done = relay_audit(
-        *("run", "--home", home.path, "--out", str(out), *arguments), cwd=cwd, **environ
+        *("run", "acks", "--home", home.path, "--out", str(out), *arguments), cwd=cwd, **environ
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert not out.exists()
