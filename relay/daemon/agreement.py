@@ -19,6 +19,7 @@ from relay.base.names import ORCHESTRATOR
 from relay.daemon.projection import Projection, deliveries_of
 from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
+from relay.journal.format import RecordFlag
 from relay.journal.journal import JournalReader
 from relay.ledger import file as ledger_file
 from relay.ledger.check import RESTORE, WHAT
@@ -117,9 +118,10 @@ def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) ->
 def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> Iterator[Finding]:
     """Compare the ledger at ``path`` with what a rebuild makes of the journal in a folder.
 
-    Of deliveries that both have, to the nanosecond; not of messages from before the journal's
-    records had times. The rest of a rebuild is in memory, or where SQLite puts what is too large.
-    Errors: RelayError, OSError when the journal cannot be read.
+    Of deliveries that both have, to the nanosecond: of messages accepted since a relay was killed
+    for the last time, for recovery knows more than the journal, and since records have times. The
+    rebuilt rows are in memory, or where SQLite puts what is too large. Errors: RelayError, OSError
+    when the journal cannot be read.
     """
     with contextlib.closing(ledger_file.connect("", uri="file:")) as db:
         db.executescript(schema_sql())
@@ -140,6 +142,8 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
         columns = columns - _LATER if made[attempt] == kept[attempt] else set()
     if made[0] in _ENDED or kept[1] is not None:  # if it was held, the ledger says since when
         columns.discard("staged_at")
+    if made[0] == "acked":  # its file may have been written, and taken, after the answer
+        columns -= {"written_at", "read_at"}
     if made[0] not in _ENDED:  # and why
         columns.discard("last_error")
     differ = [
@@ -155,23 +159,32 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
 
 
 def _rebuild(ledger: Ledger, store: Engine, journal: str, key: bytes | None) -> None:
-    """Write the rows that the journal's records with times make."""
+    """Write the rows that records with times make, of messages accepted since the last kill."""
     codec, projection = EventCodec(key, journal), Projection()
 
     def write() -> None:
         with ledger.transaction():
             projection.write(ledger, relay_ids(store, projection).get, 0)
 
-    for record in JournalReader(journal).read():
+    for record in JournalReader(journal).read(_last_kill(journal)):
         frame = codec.decode(record.payload, record.offset)
-        if frame.start is not None:
-            projection.start(frame.start.at)
         if frame.event is not None and frame.at_ns:
             if projection.is_piece(frame.event):
                 write()
                 projection = projection.next_piece()
             projection.apply(frame.event, frame.at_ns)
     write()
+
+
+def _last_kill(journal: str) -> int:
+    """The offset of the last start after a relay that did not stop: a stop ends in a checkpoint."""
+    offset, before = 0, RecordFlag.SNAPSHOT_BOUNDARY
+    for record in JournalReader(journal).read():
+        flag = RecordFlag(record.flags) & (RecordFlag.CONTROL | RecordFlag.SNAPSHOT_BOUNDARY)
+        if flag & RecordFlag.CONTROL and not before & RecordFlag.SNAPSHOT_BOUNDARY:
+            offset = record.offset
+        before = flag
+    return offset
 
 
 def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:

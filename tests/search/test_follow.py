@@ -76,6 +76,7 @@ def test_from_the_archives_the_checkpoint_and_the_journal(box: Box) -> None:
 
 
 @pytest.mark.box("alice", "bob", "carol")
+@pytest.mark.damages  # behind the ledger's back
 def test_a_dead_letter_that_is_deleted_leaves_the_index(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\nnumber 1 for nobody")
     box.until_dead()
