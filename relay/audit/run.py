@@ -156,7 +156,7 @@ def _plain(
     snapshot: HomeSnapshot,
     kept: KeptResults | None,
 ) -> dict[str, Callable[[str], None]]:
-    """How to write the tables of jobs that need no Spark; of an unused home these are all."""
+    """The writers of tables that need no Spark; of an unused home these are all."""
     found: dict[str, Callable[[str], None]] = {}
     for job in wanted:
         if job.plain is not None:

@@ -133,7 +133,7 @@ def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> 
 
 
 def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | None:
-    """What differs in a row; None when it may."""
+    """Describe what differs in a row; None where that is expected."""
     message_id, recipient, *values = row
     made, kept = values[: len(_COLUMNS)], values[len(_COLUMNS) :]
     columns = {"state"} if made[0] == "held" else set(_COLUMNS)  # when it is due, the ledger says
