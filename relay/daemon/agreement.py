@@ -119,7 +119,7 @@ def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> 
     """Compare the ledger at ``path`` with what a rebuild makes of the journal in a folder.
 
     Of deliveries that both have, to the nanosecond: of messages accepted since a relay was killed
-    for the last time, for recovery knows more than the journal, and since records have times. The
+    for the last time, whose last turn the journal may have lost, and since records have times. The
     rebuilt rows are in memory, or where SQLite puts what is too large. Errors: RelayError, OSError
     when the journal cannot be read.
     """
@@ -142,18 +142,19 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
         columns = columns - _LATER if made[attempt] == kept[attempt] else set()
     if made[0] in _ENDED or kept[1] is not None:  # if it was held, the ledger says since when
         columns.discard("staged_at")
-    if made[0] == "acked":  # its file may have been written, and taken, after the answer
-        columns -= {"written_at", "read_at"}
+    written = _COLUMNS.index("written_at")
+    if made[0] == "acked" and made[written] is None:  # answered in the batch that delivered it
+        columns.discard("written_at")
     if made[0] not in _ENDED:  # and why
         columns.discard("last_error")
     differ = [
-        f"{column} is {there!r}, by the journal {here!r}"
+        f"expected {column} {here!r} as in the journal, got {there!r}"
         for column, here, there in zip(_COLUMNS, made, kept, strict=True)
         if here != there and column in columns
     ]
     if not differ:
         return None
-    found = f"{message_id}: for {recipient}, {', '.join(differ)}"
+    found = f"{message_id}: for {recipient}, {'; '.join(differ)}"
     advice = "stop the relay, and `relay ledger rebuild` makes it again from the journal"
     return Finding(WHAT, message_id, found, advice)
 
@@ -178,12 +179,12 @@ def _rebuild(ledger: Ledger, store: Engine, journal: str, key: bytes | None) -> 
 
 def _last_kill(journal: str) -> int:
     """The offset of the last start after a relay that did not stop: a stop ends in a checkpoint."""
-    offset, before = 0, RecordFlag.SNAPSHOT_BOUNDARY
+    start, stop = int(RecordFlag.CONTROL), int(RecordFlag.SNAPSHOT_BOUNDARY)
+    offset, before = 0, stop
     for record in JournalReader(journal).read():
-        flag = RecordFlag(record.flags) & (RecordFlag.CONTROL | RecordFlag.SNAPSHOT_BOUNDARY)
-        if flag & RecordFlag.CONTROL and not before & RecordFlag.SNAPSHOT_BOUNDARY:
+        if record.flags & start and not before & stop:
             offset = record.offset
-        before = flag
+        before = record.flags
     return offset
 
 

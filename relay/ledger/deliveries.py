@@ -92,13 +92,10 @@ class DeliveryRow(NamedTuple):
     staged_at: int
     last_error: str | None
     read_how: str | None
-    written_at: int | None
     read_at: int | None
 
 
-_COLUMNS = (
-    "message_id, recipient, state, attempt, staged_at, last_error, read_how, written_at, read_at"
-)
+_COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error, read_how, read_at"
 _WRITTEN = (  # one statement for the rows of a batch
     "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
     "obligation, due_at) "
@@ -114,7 +111,9 @@ _WRITTEN = (  # one statement for the rows of a batch
 
 _READ = (
     "UPDATE deliveries SET state = CASE state WHEN 'written' THEN 'read' ELSE state END, "
-    "read_at = CASE state WHEN 'acked' THEN coalesce(read_at, at) ELSE at END, read_how = how "
+    # an answer implies a read; the file may have been taken before it, and recorded after it
+    "read_at = CASE state WHEN 'acked' THEN min(coalesce(read_at, at), at) ELSE at END, "
+    "read_how = how "
     "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS name, "
     "json_extract(value, '$[2]') AS last, json_extract(value, '$[3]') AS at, "
     "json_extract(value, '$[4]') AS how FROM json_each(?)) "
@@ -155,8 +154,10 @@ class DeliveryTable:
             "staged_at = CASE WHEN attempt < excluded.attempt "  # its age is that of its attempt
             "THEN coalesce(excluded.staged_at, staged_at) "
             "ELSE coalesce(staged_at, excluded.staged_at) END, "
-            "written_at = coalesce(excluded.written_at, written_at), "
-            "read_at = coalesce(excluded.read_at, read_at), "
+            "written_at = CASE WHEN attempt < excluded.attempt "
+            "THEN coalesce(excluded.written_at, written_at) "
+            "ELSE coalesce(written_at, excluded.written_at) END, "  # it may know it more exactly
+            "read_at = coalesce(read_at, excluded.read_at), "
             "acked_at = coalesce(excluded.acked_at, acked_at), "
             "ack_status = coalesce(excluded.ack_status, ack_status), "
             "last_error = coalesce(excluded.last_error, last_error), due_at = excluded.due_at, "

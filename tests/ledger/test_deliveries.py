@@ -77,14 +77,17 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
     assert look.all(log) == [("written", state), (state, "read")]
 
 
-def test_M02_what_was_answered_unread_keeps_its_times(ledger: Ledger, look: Look) -> None:
+@pytest.mark.parametrize(("taken", "read_at"), [(NOW + 3, NOW + 2), (NOW + 1, NOW + 1)])
+def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
+    ledger: Ledger, look: Look, taken: int, read_at: int
+) -> None:
     (one,) = record(ledger, 1)
     ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
     ledger.deliveries.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 3, "removed")])
+    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, taken, "removed")])
     columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
-        ("acked", NOW + 2, "removed", "failed", "9-ab", "no such branch")
+        ("acked", read_at, "removed", "failed", "9-ab", "no such branch")
     ]
 
 
@@ -147,7 +150,7 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
     assert ledger.deliveries.next_due() == NOW + 100
     assert ledger.deliveries.due(NOW + 99, 10) == []
     assert ledger.deliveries.due(NOW + 100, 10) == [
-        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None, None, None)
+        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None, None)
     ]
 
     ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "still", NOW + 300)])
@@ -194,8 +197,8 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     stage(ledger, two, "bob")
     assert ledger.deliveries.rows([one, three]) == {
         one: {
-            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None, None, None),
-            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None, None, None),
+            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None, None),
+            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None, None),
         }
     }
     assert ledger.deliveries.rows([]) == {}
