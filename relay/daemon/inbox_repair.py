@@ -66,20 +66,16 @@ class InboxRepair:
             for recipient, one in known.get(number, {}).items()
             if one.state is DeliveryState.STAGED
         ]
-        known_rows = self._reached(staged)
+        reads = self._reads_of(staged) if self._power_cut else {}
         for message, relay_id, recipient, attempt in self._found(staged):
-            row = known_rows.get((message.id, recipient))
-            is_there = False
             if self._power_cut:
-                was_read = row is not None and row.state == "read"
-                is_there = was_read or self._restore(message, recipient, attempt)
+                key = message.id, recipient
+                if key in reads or self._restore(message, recipient, attempt):
+                    self._store.deliveries.deliver(message.id, [recipient], attempt)
             elif file_ops.deliver(self._dirs, relay_id, recipient, again=True):
                 self._store.deliveries.postpone(message.id, recipient, attempt)
             else:
-                is_there = True
-            if is_there:  # the ledger may know when
-                at = row.written_at if row else None
-                self._store.deliveries.deliver(message.id, [recipient], attempt, at)
+                self._store.deliveries.deliver(message.id, [recipient], attempt)
         return len(staged)
 
     def compare(self, written: Iterable[Key]) -> int:
@@ -108,21 +104,20 @@ class InboxRepair:
             if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
         ]
         for first in range(0, len(delivered), ROWS):
-            for (number, recipient), row in self._reached(delivered[first : first + ROWS]).items():
-                if row.state == "read":
-                    how = row.read_how or TAKEN
-                    self._store.deliveries.receive(number, recipient, how, row.read_at)
+            for (number, recipient), row in self._reads_of(delivered[first : first + ROWS]).items():
+                how = row.read_how or TAKEN
+                self._store.deliveries.receive(number, recipient, how, row.read_at)
 
-    def _reached(self, deliveries: list[Key]) -> dict[Key, DeliveryRow]:
-        """Those that the ledger has as written, or as read, in their present attempt."""
+    def _reads_of(self, deliveries: list[Key]) -> dict[Key, DeliveryRow]:
+        """The rows of those that the ledger has as read in their present attempt."""
         found = list(self._found(deliveries))
         rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
-        reached: dict[Key, DeliveryRow] = {}
+        reads: dict[Key, DeliveryRow] = {}
         for message, relay_id, recipient, attempt in found:
             row = rows.get(relay_id, {}).get(recipient)
-            if row and row.state in ("written", "read") and row.attempt == max(attempt, 1):
-                reached[message.id, recipient] = row
-        return reached
+            if row is not None and row.state == "read" and row.attempt == max(attempt, 1):
+                reads[message.id, recipient] = row
+        return reads
 
     def _found(self, deliveries: Iterable[Key]) -> Iterator[tuple[Message, str, str, int]]:
         """Yield the message, its relay id, the recipient and the attempt of each."""
