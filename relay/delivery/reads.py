@@ -174,10 +174,15 @@ class ReadDetector:
         now = self._clock.now_ns()
         if stored is not None and agent in known:
             self._store.deliveries.receive(stored.id, agent, how, now)
-        else:
+        elif self._is_unread_row(agent, message_id):
             at, state = now // NS_PER_S, DeliveryState.SENT
             self._store.apply(events.LateRead(0, agent, state, how, at, message_id), now)
         self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, now, how)
+
+    def _is_unread_row(self, agent: str, message_id: str) -> bool:
+        """True for a delivery in the ledger: an agent may put any file into its inbox."""
+        row = self._ledger.deliveries.rows([message_id]).get(message_id, {}).get(agent)
+        return row is not None and row.read_how is None
 
     def _defer_unread(self, agent: str, ids: Iterable[str]) -> None:
         """Defer unread deliveries, their next attempt due now.

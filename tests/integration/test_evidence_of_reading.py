@@ -355,3 +355,15 @@ def test_M02_killed_at_any_step_what_vanished_of_a_retired_agent_goes_back_once(
 
     play = Play(vanished, lambda box: box.after(1.1), check)
     assert play.kill_before_each(tmp_path, taking=False) > 5
+
+
+def test_a_file_that_an_agent_puts_into_its_own_inbox_and_takes_is_no_event(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhi")
+    box.tick()
+    before = box.store.sequence
+    for _ in range(3):
+        inbox(box, "1700000000000000099-ab.msg").write_bytes(b"FROM: alice\n\nmade up")
+        box.tick()
+        box.take("bob", "1700000000000000099-ab")
+        box.after(2)
+    assert box.store.sequence == before
