@@ -66,14 +66,17 @@ class KeptResults:
         if kept is None or kept.key != self._key(job):
             return None
         there = self._lake.sizes(self._folder)
-        return kept if there.keys() >= set(kept.files.values()) else None
+        is_whole = there.keys() >= set(kept.files.values())
+        is_ours = {os.path.dirname(name) for name in kept.files} <= set(_folders(job))
+        return kept if is_whole and is_ours else None
 
     def copy(self, kept: KeptResult, out: str) -> None:
         """Copy a result into the folder of a run. Errors: RelayError, OSError."""
         for name, path in kept.files.items():
-            data = self._lake.read(path)
-            if data is None:
-                raise RelayError(f"{self._lake.url}/{path} was removed meanwhile", hint="run again")
+            data = self._data(path)
+            if f".{_content(data)}." not in path:
+                why = f"{self._lake.url}/{path} is damaged: its SHA-256 is not that of its name"
+                raise RelayError(why, hint="remove it, and run again")
             os.makedirs(os.path.dirname(os.path.join(out, name)), mode=0o700, exist_ok=True)
             with open(os.path.join(out, name), "wb") as file:
                 file.write(data)
@@ -104,7 +107,7 @@ class KeptResults:
     def _put(self, job: str, out: str, name: str) -> str:
         with open(os.path.join(out, name), "rb") as file:
             data = file.read()
-        path = f"{self._folder}/{job}.{hashlib.sha256(data).hexdigest()[:32]}.parquet"
+        path = f"{self._folder}/{job}.{_content(data)}.parquet"
         self._lake.write(path, data)
         return path
 
@@ -170,16 +173,33 @@ class KeptResults:
     def _tables(self, table: str, names: list[str]) -> Iterator[pa.Table]:
         for one in self._made.files():
             if one.table == table:
-                yield pq.read_table(pa.BufferReader(self._lake.read(one.path)), columns=names)
+                yield pq.read_table(pa.BufferReader(self._data(one.path)), columns=names)
+
+    def _data(self, path: str) -> bytes:
+        """A file of the lake. Errors: RelayError."""
+        data = self._lake.read(path)
+        if data is None:
+            raise RelayError(f"{self._lake.url}/{path} was removed meanwhile", hint="run again")
+        return data
 
 
 def _is_json(path: str) -> bool:
     return path.endswith(".json")
 
 
+def _content(data: bytes) -> str:
+    """Identify content: the beginning of its SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _folders(job: AuditJob) -> tuple[str, ...]:
+    """The folders of a job's tables and findings."""
+    return (*job.tables, os.path.join(FINDINGS, f"job={job.name}"))
+
+
 def _written(job: AuditJob, out: str) -> Iterator[str]:
     """The files of a job below the folder of a run."""
-    for folder in (*job.tables, os.path.join(FINDINGS, f"job={job.name}")):
+    for folder in _folders(job):
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(os.path.join(out, folder))):
                 if name.endswith(".parquet"):

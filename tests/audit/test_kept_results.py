@@ -26,6 +26,7 @@ from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.audit.kept_results import KeptResults
 from relay.audit.lake import default_name, open_lake
 from relay.audit.snapshot import snapshot_home
+from relay.base.errors import RelayError
 from relay.base.home import LEDGER
 from tests.audit.home_builder import HomeBuilder, stored_message
 from tests.audit.printed import parquet, relay_audit
@@ -156,23 +157,48 @@ def _fill(out: Path, n: int) -> None:
         pq.write_table(pa.table({"n": [n, len(table)]}), out / table / "part-0.parquet")
 
 
+def results_of(home: HomeBuilder, lake: Path, work: Path) -> KeptResults:
+    """The results that a lake keeps of a home."""
+    snapshot = home.snapshot(work)
+    opened = open_lake(str(lake))
+    made = update(opened, default_name(snapshot.home), snapshot)[0]
+    return KeptResults(opened, made, snapshot)
+
+
+def test_what_somebody_changed_in_the_lake_is_not_copied(home: HomeBuilder, tmp_path: Path) -> None:
+    lake, out, copied = tmp_path / "lake", tmp_path / "out", tmp_path / "copied"
+    home.sent("1-a")
+    kept = results_of(home, lake, tmp_path / "one")
+    _fill(out, 1)
+    kept.keep([TRAFFIC], str(out))
+    result = kept.of(TRAFFIC)
+    assert result is not None
+    path = next(iter(result.files.values()))
+    (note,) = (lake / "judged").rglob("traffic.json")
+    for elsewhere in ("../traffic/x.parquet", "/tmp/x.parquet", "x.parquet"):
+        files = {elsewhere: path}
+        note.write_text(json.dumps({"key": result.key, "files": files}))
+        assert kept.of(TRAFFIC) is None
+    (lake / path).write_bytes(b"")
+    with pytest.raises(RelayError, match="is damaged: its SHA-256 is not that of its name"):
+        kept.copy(result, str(copied))
+    (lake / path).unlink()
+    with pytest.raises(RelayError, match="was removed meanwhile"):
+        kept.copy(result, str(copied))
+    assert not copied.exists()
+
+
 def test_killed_at_any_write_a_result_is_whole_or_not_there(
     home: HomeBuilder, tmp_path: Path
 ) -> None:
     lake, before, out = tmp_path / "lake", tmp_path / "before", tmp_path / "out"
 
-    def results(name: str) -> KeptResults:
-        snapshot = home.snapshot(tmp_path / name)
-        opened = open_lake(str(lake))
-        made = update(opened, default_name(snapshot.home), snapshot)[0]
-        return KeptResults(opened, made, snapshot)
-
     home.sent("1-a")
-    old = results("one")
+    old = results_of(home, lake, tmp_path / "one")
     _fill(out, 1)
     old.keep([TRAFFIC], str(out))
     home.sent("1-b")
-    new = results("two")
+    new = results_of(home, lake, tmp_path / "two")
     shutil.copytree(lake, before)
     assert new.of(TRAFFIC) is None
     _fill(out, 2)
