@@ -8,8 +8,10 @@ import shutil
 import pytest
 
 from relay.base.home import LEDGER
+from relay.delivery.eventlog import EventLog
 from tests.box import Box
-from tests.integration.test_owed import COMMAND, duty, of_kind, told
+from tests.integration.test_owed import COMMAND, HALF_AN_HOUR, duty, of_kind, told
+from tests.kills import Killed
 
 pytestmark = [pytest.mark.box("alice", "bob"), pytest.mark.shows("engine 7.2")]
 
@@ -123,6 +125,24 @@ def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) ->
     box.open()
     ((_, lost),) = [one for one in box.store.state.downtimes if one.ms > 60_000]
     assert THREE_DAYS * 1000 <= lost < (THREE_DAYS + 60) * 1000
+
+
+def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_start(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: object) -> None:
+        raise Killed
+
+    sent = box.drop("alice", COMMAND)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(EventLog, "end_turn", killed)
+        box.tick()
+    assert box.states(sent) == {"bob": "written"}  # in the ledger
+    is_down(box, THREE_DAYS)
+    box.after(HALF_AN_HOUR - 60)
+    assert duty(box, sent) == ("open", 0, None)
+    box.after(120)
+    assert duty(box, sent) == ("open", 1, None)
 
 
 def test_a_laptop_that_sleeps_a_hundred_times_loses_nothing(box: Box) -> None:
