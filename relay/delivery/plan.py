@@ -213,7 +213,7 @@ def _answer(inbound: Inbound, message: MessageFile, original: Message) -> Answer
     """The effect of an answer on the delivery that it answers."""
     status, text = router.answer_status(message)
     ends = rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
-    return Answer(original, status, text, ends, inbound.seen_at)
+    return Answer(original, status, text, ends, inbound.discovered_at)
 
 
 def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:

@@ -227,7 +227,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     status: str  # received, in_progress, completed, failed
     text: str  # its first line
     ends: bool  # nothing is owed after it
-    at_ns: int  # Unix nanoseconds: when its file was claimed
+    at_ns: int  # Unix nanoseconds: when its file was first claimed
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):

@@ -136,8 +136,8 @@ class Obligations:
         self, message: Message, recipient: str, said: str, at_ns: int | None = None
     ) -> None:
         """Restart the timer of an answer after ``received`` or ``in_progress``."""
+        due_ms = self._core.now_ms() + self._answer_timeout_ms(message)
         at_ns = self._core.now_ns() if at_ns is None else at_ns
-        due_ms = at_ns // NS_PER_MS + self._answer_timeout_ms(message)
         self._core.apply(
             events.Owed(message.id, (recipient,), due_ms, at_ns // NS_PER_S, said), at_ns
         )

@@ -283,7 +283,7 @@ def test_what_an_ack_says(table: Table, kind: str, body: str, status: str, said:
 def test_a_response_completes_its_query(table: Table) -> None:
     asked = table.decide("TO: bob\nKIND: query\n\nhow many?")
     work = table.decide(f"TO: *\nKIND: response\nRE: {asked.plan.message_id}\n\n20", "bob")
-    at = work.plan.inbound.seen_at if work.plan.inbound else 0
+    at = work.plan.inbound.discovered_at if work.plan.inbound else 0
     assert given(work) == Answer(given(work).original, "completed", "20", ends=True, at_ns=at)
     assert given(work).original.relay_id == asked.plan.message_id
     assert work.files[0].recipients == ("alice",)
