@@ -399,6 +399,11 @@ class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ns: int = 0  # when the event happened, Unix nanoseconds; 0: by its own seconds alone
 
 
+# Made while the module is imported, which one thread does: msgspec looks at the fields of a type
+# when they are first decoded, and two threads that do so at once end the process.
+_decode = msgspec.msgpack.Decoder(EventRecord).decode
+
+
 class EventCodec:
     """Encodes and decodes payloads of the journal at ``path``, which errors name.
 
@@ -409,7 +414,6 @@ class EventCodec:
         self._path = path
         self._cipher = None if key is None else AESGCM(key)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(EventRecord).decode
 
     def encode(self, frame: EventRecord, offset: int) -> bytes:
         """The payload of a record at ``offset``."""
@@ -423,7 +427,7 @@ class EventCodec:
     def decode(self, payload: bytes, offset: int, path: str = "") -> EventRecord:
         """Decode a record. Errors: FormatError, VersionError with its offset; SealedStore."""
         try:
-            frame = self._decode(payload)
+            frame = _decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise FormatError(path or self._path, offset, "an event of version 1", exc) from exc
         if frame.v != VERSION:

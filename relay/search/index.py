@@ -142,6 +142,9 @@ class Position(NamedTuple):
         return self.offset if self.last < 0 else self.last
 
 
+_decode_position = msgspec.json.Decoder(Position).decode  # made here: see relay/engine/events.py
+
+
 def entry_of(message: Message, recipients: Iterable[str], default_kind: str) -> Entry:
     """The row of a message."""
     metadata = message.metadata or {}
@@ -269,7 +272,7 @@ class Index:
     def position(self) -> Position | None:
         """Up to where it has the journal; None while it is being filled from the store."""
         found = self.meta("position")
-        return None if found is None else msgspec.json.decode(found, type=Position)
+        return None if found is None else _decode_position(found)
 
     def meta(self, key: str) -> str | None:
         """A value of the index about itself."""

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from relay.base import config
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.status_client import MOST_PATH_BYTES
@@ -107,6 +108,7 @@ def _is_left(path: str) -> bool:
 def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
     """Answer until a signal ends it."""
     web = Web(root)
+    config.decode(b"{}")  # before there are threads: see relay/engine/events.py
 
     class Server(uvicorn.Server):
         """A server that ends streams, too: by themselves they never do."""
@@ -115,7 +117,7 @@ def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
             web.is_over = True
             super().handle_exit(sig, frame)
 
-    config = uvicorn.Config(
+    options = uvicorn.Config(
         web.app(host, secret),
         http="h11",
         loop="asyncio",
@@ -129,7 +131,7 @@ def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
         timeout_graceful_shutdown=2,
     )
     with contextlib.suppress(KeyboardInterrupt):
-        Server(config).run(sockets=[listening])
+        Server(options).run(sockets=[listening])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ operations; and what a file holds, opened again, is the same store, too."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import typing
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,6 +42,7 @@ from relay.engine.rules import match_mode
 from relay.engine.state import IN_QUEUES
 from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
 from tests.fakes import FakeClock
+from tests.procs import environment
 
 CHANNELS = ["PubSub", "Group", "Direct", "Broadcast", "new"]
 PATTERNS = ["build.#", "build.*", "build.ok", "#", "bad..pattern"]
@@ -446,3 +449,34 @@ def test_what_no_rule_of_sending_allows_is_still_data() -> None:
     opened = CommStore.load(FakeClock(0), StoreFile(5, 6, (GROUP,), (response,)))
     assert opened.get_thread("no uuid") == [response]
     assert (opened.state.created_at, opened.state.modified_at) == (5, 6)
+
+
+FIRST_DECODED_IN_FOUR_THREADS = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+import msgspec
+from relay.engine.events import DeadLetterDiscarded, EventCodec, EventRecord
+
+data = msgspec.msgpack.encode(EventRecord(1, 1, DeadLetterDiscarded(1, 2, "x")))
+together = threading.Barrier(4)
+
+def decode():
+    together.wait()
+    for _ in range(50):
+        EventCodec().decode(data, 0)
+
+threads = [threading.Thread(target=decode) for _ in range(4)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+"""
+
+
+def test_events_are_decoded_by_several_threads_from_the_first_on() -> None:
+    """Two requests of a page at once; made by each, a decoder ended two processes of three."""
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_DECODED_IN_FOUR_THREADS], env=environment(), check=False
+        )
+        assert done.returncode == 0
