@@ -16,7 +16,7 @@ from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.errors import FormatError, RelayError
 from relay.base.finding import Finding
 from relay.base.names import ORCHESTRATOR
-from relay.daemon.projection import Projection, deliveries_of
+from relay.delivery.projection import ENDED, Projection, deliveries_of
 from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
 from relay.journal.format import RecordFlag
@@ -27,7 +27,6 @@ from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
 
 _OPEN = ("held", "staged")
-_ENDED = ("bounced", "expired", "dead")
 # Of a relay that was killed: what follows a commit reaches the journal with the next one.
 _AHEAD = frozenset(
     {("staged", "written"), ("staged", "held"), ("staged", "read"), ("written", "read")}
@@ -140,12 +139,12 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
     if message_id not in present:
         attempt = _COLUMNS.index("attempt")  # a further one is in the ledger alone, too
         columns = columns - _LATER if made[attempt] == kept[attempt] else set()
-    if made[0] in _ENDED or kept[1] is not None:  # if it was held, the ledger says since when
+    if made[0] in ENDED or kept[1] is not None:  # if it was held, the ledger says since when
         columns.discard("staged_at")
     written = _COLUMNS.index("written_at")
     if made[0] == "acked" and made[written] is None:  # answered in the batch that delivered it
         columns.discard("written_at")
-    if made[0] not in _ENDED:  # and why
+    if made[0] not in ENDED:  # and why
         columns.discard("last_error")
     differ = [
         f"expected {column} {here!r} as in the journal, got {there!r}"

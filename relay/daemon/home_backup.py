@@ -33,8 +33,8 @@ from relay.base.home import ARCHIVES, CONTINUITY, JOURNAL, LEDGER, PENDING, READ
 from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
-from relay.daemon.projection import Projection
 from relay.delivery import reads
+from relay.delivery.projection import Projection
 from relay.engine.engine import Engine
 from relay.journal.replay import read_manifest
 from relay.ledger import file as ledger_file

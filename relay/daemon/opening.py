@@ -48,7 +48,7 @@ from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 
 if TYPE_CHECKING:
-    from relay.daemon.projection import Projection
+    from relay.delivery.projection import Projection
 
 Warn = Callable[[str], object]
 # Writes the rows of a piece, which ends at an offset of the journal, into the ledger.
@@ -263,7 +263,7 @@ class JournalReplay:
     def __init__(
         self, store: Engine, ledger_position: int, write_piece: WritePiece | None = None
     ) -> None:
-        from relay.daemon.projection import Projection  # who only reads needs none
+        from relay.delivery.projection import Projection  # who only reads needs none
 
         self.projection = Projection()
         self._write_piece = write_piece
@@ -305,7 +305,7 @@ class JournalReplay:
 
         They are not written piece by piece: the ledger may know a read that the journal lost.
         """
-        from relay.daemon.projection import Projection
+        from relay.delivery.projection import Projection
 
         names, self.projection = self.projection.relay_ids, Projection()
         self.projection.relay_ids = names

@@ -41,12 +41,13 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, answer_id,
 from relay.daemon.agreement import relay_ids, unmatched_obligations, unstaged
 from relay.daemon.inbox_repair import InboxRepair
 from relay.daemon.opening import OpenedStore
-from relay.daemon.projection import Projection, deliveries_of, facts_of
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
+from relay.delivery.projection import Projection, deliveries_of, facts_of
 from relay.engine.engine import Engine
 from relay.ledger.check import describe_skipped
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
 
 DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
@@ -197,8 +198,8 @@ def _restore_unfinished_rows(ledger: Ledger, store: Engine, among: Iterable[int]
                     continue
                 ledger.add([facts_of(message, relay_id)])
                 reached = store.state.deliveries.get(message.id, {})
-                ledger.deliveries.restore(deliveries_of(message, relay_id, reached))
-                ledger.deliveries.restore_obligations(
+                ledger.deliveries.upsert(deliveries_of(message, relay_id, reached))
+                ledger.deliveries.set_obligations(
                     downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
                 )
                 restored += 1
@@ -215,27 +216,31 @@ def _reconcile(ledger: Ledger, store: Engine, now: int) -> None:
         open_ones = ledger.deliveries.open_obligations()
         for (relay_id, recipient, said), message in unmatched_obligations(store, open_ones):
             if message is None:
-                ledger.deliveries.set_obligation(relay_id, recipient, "given_up", None)
+                over = ObligationFacts(relay_id, recipient, "given_up")
+                ledger.deliveries.set_obligations([over])
             else:
                 store.obligations.restore(message, recipient, said)
-        ledger.deliveries.restore_obligations(downtime.open_obligations(store))
+        ledger.deliveries.set_obligations(downtime.open_obligations(store))
         gone = ledger.deliveries.waiting_letters() - kept
         ledger.deliveries.discard((relay_id, now) for relay_id in gone)
 
 
 def _defer_unstaged(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> None:
-    """Mark accepted deliveries that were never staged as held and due."""
+    """Make accepted deliveries that were never staged due, and those whose attempt was lost."""
     owed: dict[str, list[str]] = {}
     for relay_id, recipient in unstaged(store, among):
         owed.setdefault(relay_id, []).append(recipient)
     known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
     with ledger.transaction():
-        ledger.deliveries.add_undelivered(
-            (relay_id, recipient, "held", now, ACCEPTED, now)
-            for relay_id, recipients in owed.items()
-            for recipient in recipients
-            if relay_id in rows and recipient not in known.get(relay_id, {})
+        ledger.deliveries.upsert(
+            [
+                DeliveryFacts(relay_id, recipient, "held", 1, now)
+                for relay_id, recipients in owed.items()
+                for recipient in recipients
+                if relay_id in rows and recipient not in known.get(relay_id, {})
+            ]
         )
+        ledger.deliveries.hold_rest(ACCEPTED, now)
 
 
 class _Files:

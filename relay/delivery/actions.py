@@ -360,10 +360,8 @@ def _replay(command: ControlCommand, store: Engine) -> str:
 
 
 def _discard(command: ControlCommand, store: Engine) -> ControlReply:
-    message = _dead_letter(command, store).message
-    store.retries.discard(message.id)
-    effects = Effects(discarded=(message,))
-    return ControlReply(True, f"dead letter {command.fields['ID']} is discarded", effects)
+    store.retries.discard(_dead_letter(command, store).message.id)
+    return ControlReply(True, f"dead letter {command.fields['ID']} is discarded")
 
 
 def _purge(command: ControlCommand, store: Engine) -> ControlReply:
@@ -371,8 +369,8 @@ def _purge(command: ControlCommand, store: Engine) -> ControlReply:
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
-    gone = Effects(discarded=tuple(store.retries.purge(int(age))))
-    return ControlReply(True, f"{plural(len(gone.discarded), 'dead letter')} discarded", gone)
+    gone = store.retries.purge(int(age))
+    return ControlReply(True, f"{plural(len(gone), 'dead letter')} discarded")
 
 
 def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:

@@ -42,13 +42,11 @@ from relay.delivery.values import (
     Deferral,
     Draft,
     Inbound,
-    ObligationState,
     OutgoingFile,
     Plan,
     Route,
     Subject,
     SystemMessage,
-    open_obligation,
     system_message_row,
 )
 from relay.delivery.view import StoreView
@@ -102,7 +100,8 @@ class StoreWriter:
             files = tuple([replace(one, number=stored.id) for one in files])
         elif plan.message_id:
             stored = self._view.find(plan.message_id)
-        duty = self._record_answer(plan.subject, plan.answer) if plan.answer else None
+        if plan.answer is not None:
+            self._record_answer(plan.subject, plan.answer)
         if plan.inbound is not None and stored and files:
             if self._view.is_held(stored.id) or "not_before_ns" in (stored.metadata or ()):
                 files, deferred = self._hold(stored, files, plan.inbound.seen_at)
@@ -121,7 +120,7 @@ class StoreWriter:
             own = [*self.store_messages([one for one in own if one is not None])]
         own += [self._own_file(one, stored) for one in plan.messages]
         files = (*files, *(one for one in own if one is not None))
-        return Applied(plan, files, tuple(deferred), duty, effects)
+        return Applied(plan, files, tuple(deferred), effects)
 
     def _hold(
         self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int
@@ -143,9 +142,10 @@ class StoreWriter:
         if channel is None:
             owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
             channel = store.channels.create(route.channel, route.channel_type, owner)
-        for member in route.members:
-            if not store.channels.is_participant(channel.id, member):
-                store.channels.join(channel.id, member)
+        members = store.state.members[channel.id]
+        for name in route.members:
+            if name not in members:
+                store.channels.join(channel.id, name)
         return store.messages.accept(
             channel.id,
             sender,
@@ -155,17 +155,17 @@ class StoreWriter:
             answers=route.answers,
         )
 
-    def _record_answer(self, subject: Subject, answer: Answer) -> ObligationState | None:
-        """Apply an answer to the delivery that it answers; returns what is owed after it."""
-        store, original, sender = self._store, answer.original, subject.agent
+    def _record_answer(self, subject: Subject, answer: Answer) -> None:
+        """Apply an answer to the delivery that it answers."""
         said = (subject.message_id, answer.text)
-        store.deliveries.record_answer(
-            original, sender, answer.status, ends=answer.ends, answer=said, at_ns=answer.at_ns
+        self._store.deliveries.record_answer(
+            answer.original,
+            subject.agent,
+            answer.status,
+            ends=answer.ends,
+            answer=said,
+            at_ns=answer.at_ns,
         )
-        if answer.ends and self._view.tracks_answer(original):
-            return ObligationState("answered")
-        owed = self._view.owed(original.id).get(sender)
-        return open_obligation(owed) if owed else None
 
     def _sticky_copies(self) -> list[Deferral]:
         """Copies for new subscribers, due now."""

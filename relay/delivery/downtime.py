@@ -76,7 +76,7 @@ class Deadlines:
         self._store.deliveries.add_downtime(lost_ns // NS_PER_MS)
         self._events.commit()
         with ledger.transaction():
-            ledger.deliveries.restore_obligations(open_obligations(self._store))
+            ledger.deliveries.set_obligations(open_obligations(self._store))
             ledger.deliveries.cap_due_times(now + self._most_pause_s * NS_PER_S)
             self._set_alive(now)
 

@@ -261,7 +261,7 @@ class EventSource:
     def flush_reads(self) -> None:
         """Record reads in the ledger, once the journal has them."""
         read: dict[str, int] = {}
-        for message_id, agent, *_ in self._reads.flush():
+        for agent, message_id in self._reads.flush():
             if self._statuses.is_away(agent):
                 read[agent] = max(read.get(agent, 0), self._read_at(agent, message_id))
         if read:

@@ -64,6 +64,7 @@ class EventLog:
         self._rolled: list[events.Rolled] = []  # appended, not yet noted in the manifest
         self._since: int | None = None  # monotonic: how long the oldest fresh event waits
         self._commit_s = Histogram(SECONDS)  # its writes and syncs
+        self._follower: Callable[[list[events.FreshEvent]], object] | None = None
 
     def begin(self, epoch: int, boot_id: str = "") -> None:
         """Record that a writer begins; the events before may lack their end.
@@ -84,6 +85,10 @@ class EventLog:
     def measure(self, commit_s: Histogram) -> None:
         """Observe the seconds of each commit in this histogram from now on."""
         self._commit_s = commit_s
+
+    def follow(self, follower: Callable[[list[events.FreshEvent]], object]) -> None:
+        """Call this with the events of each append from now on."""
+        self._follower = follower
 
     def commit(self) -> None:
         """Make all events durable: one write, one sync.
@@ -111,7 +116,7 @@ class EventLog:
         fresh = self._store.fresh_events
         if not fresh:
             return 0
-        sequence, offset = self._store.sequence - len(fresh), self.journal.end
+        sequence, offset = self._store.state.sequence - len(fresh), self.journal.end
         encode, head_bytes = self._codec.encode, RECORD.size
         batch: list[Append] = []
         for event, at_ns in fresh:
@@ -123,6 +128,8 @@ class EventLog:
             sequence += 1
             offset += head_bytes + len(payload)
         self.journal.append(batch)
+        if self._follower is not None:
+            self._follower(fresh)
         self._store.clear_events()
         return len(batch)
 

@@ -26,7 +26,6 @@ from relay.base.home import Dirs
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
-from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
 from relay.delivery.cancel import Canceller, is_cancel
@@ -43,12 +42,11 @@ from relay.delivery.values import (
     Plan,
     Reminder,
     Subject,
-    open_obligation,
 )
 from relay.delivery.view import StoreView
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger.deliveries import WrittenDelivery
+from relay.ledger.deliveries import DeliveryFacts
 
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
 # this thread has archived and recorded the batch.
@@ -158,16 +156,16 @@ class PlanExecutor:
         begin("deliver")
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
-        done, written = self._deliver(dirs, done, staged_at)
-        if written:
+        done, delivered, left = self._deliver(dirs, done, staged_at)
+        if delivered:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, written, staged_at))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, left))
         result.executed.extend(done)
-        self._count(done, written)
+        self._count(done, delivered)
         if done:
-            self._log_batch(done, len(written))
+            self._log_batch(done, delivered)
 
     # -- stage -------------------------------------------------------------------------
 
@@ -258,10 +256,14 @@ class PlanExecutor:
 
     def _deliver(
         self, dirs: Dirs, batch: list[Applied], staged_at: int
-    ) -> tuple[list[Applied], list[WrittenDelivery]]:
-        """Rename the staged files; returns the batch, and the files now in inboxes."""
+    ) -> tuple[list[Applied], int, list[DeliveryFacts]]:
+        """Rename the staged files; returns the batch, and how many files are now in inboxes.
+
+        And the deliveries of messages that have left the store: no event speaks of them.
+        """
         done: list[Applied] = []
-        written: list[WrittenDelivery] = []
+        left: list[DeliveryFacts] = []
+        delivered = 0
         for one in batch:
             failed = one.undelivered
             for file in one.files:
@@ -269,18 +271,17 @@ class PlanExecutor:
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
                 self._store.deliveries.deliver(file.number, reached, file.attempt, now)
-                owed = self._view.owed(file.number)
-                message_id, attempt = file.message_id, file.attempt or 1
-                for name in reached:
-                    owes = open_obligation(owed[name]) if name in owed else ()
-                    written.append(
-                        WrittenDelivery(message_id, name, attempt, staged_at, now, *owes)
-                    )
-            if one.plan.command is not None:
-                at = one.plan.command.at_ns
-                written.append(WrittenDelivery(one.plan.message_id, ORCHESTRATOR, 1, at, at))
+                delivered += len(reached)
+                if file.attempt > 1:
+                    self._metrics.again += len(reached)
+                if file.number not in self._store.state.messages:
+                    attempt = file.attempt or 1
+                    left += [
+                        DeliveryFacts(file.message_id, name, "written", attempt, staged_at, now)
+                        for name in reached
+                    ]
             done.append(one if failed is one.undelivered else replace(one, undelivered=failed))
-        return done, written
+        return done, delivered, left
 
     def _deliver_file(
         self, dirs: Dirs, file: OutgoingFile, unstaged: Mapping[tuple[str, str], str]
@@ -316,10 +317,10 @@ class PlanExecutor:
 
     # -- count and log -----------------------------------------------------------------
 
-    def _count(self, batch: list[Applied], written: list[WrittenDelivery]) -> None:
-        """Add a batch to the totals."""
+    def _count(self, batch: list[Applied], delivered: int) -> None:
+        """Add a batch, and the number of files in inboxes, to the totals."""
         metrics, now = self._metrics, self._clock.now_ns()
-        files = refused = commands = 0
+        files = refused = 0
         for one in batch:
             inbound, changes = one.plan.inbound, one.plan.changes
             if inbound is not None:
@@ -328,7 +329,6 @@ class PlanExecutor:
                     refused += 1
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
-            commands += one.plan.command is not None
             metrics.held += len(one.undelivered)
             metrics.bounced += len(changes.bounced)
             metrics.acked += one.plan.answer is not None
@@ -338,8 +338,7 @@ class PlanExecutor:
                 metrics.dead += ended.state is DeliveryState.DEAD
         metrics.accepted += files - refused
         metrics.refused += refused
-        metrics.written += len(written) - commands
-        metrics.again += sum([one.attempt > 1 for one in written])
+        metrics.written += delivered
         if files:
             metrics.batch_files.observe(files)
 

@@ -105,10 +105,11 @@ class Dispatcher:
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
-        self._ledger_writer = LedgerWriter(
-            ledger, lambda: events.journal.durable, config.retry.first_s, clock, log
+        writer = LedgerWriter(ledger, store, events, config.retry.first_s, clock, log)
+        self._ledger_writer = writer
+        self._reads = ReadDetector(
+            self._home, ledger, store, events, writer, self.metrics, clock, log
         )
-        self._reads = ReadDetector(self._home, ledger, store, events, self.metrics, clock, log)
         canceller = Canceller(self._home, ledger, store, self._reads)
         orchestrator = Orchestrator(
             store, roster, self._statuses, states, config.spawn, canceller, ledger
@@ -142,7 +143,15 @@ class Dispatcher:
         on_incident = self._ledger_writer.record_incident
         rate_limit = self._intake.rate_limit
         self._reports = ReportReader(
-            ledger, store, self._events, rate_limit, on_state, on_incident, clock, log
+            ledger,
+            store,
+            self._events,
+            self._ledger_writer,
+            rate_limit,
+            on_state,
+            on_incident,
+            clock,
+            log,
         )
         self._event_source = EventSource(
             home=self._home,
@@ -233,10 +242,11 @@ class Dispatcher:
             if alerts := self._intake.pop_new_alerts():
                 self.notifier.report_limits(alerts)
             self._event_source.flush_reads()
-            if not paused:  # after reads: it sets the position
+            if not paused:
                 self._reports.take(dirs)
             due_ns = self._execute_due(dirs)
             begin("maintain")
+            self._ledger_writer.catch_up()
             self._ledger_writer.record_counts()
             self._roller.step()
             self._flusher.flush_if_due()
@@ -268,8 +278,7 @@ class Dispatcher:
         self._events.commit()
         self._flusher.flush()
         self._events.commit()
-        with self._ledger.transaction():  # of all of it the rows are written
-            self._ledger.set_position(self._events.journal.durable, self._clock.now_ns())
+        self._ledger_writer.write()  # the position, too: that of the journal's end
         self._deadlines.record_alive()
 
     # -- a batch of files --------------------------------------------------------------

@@ -35,11 +35,12 @@ from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
+from relay.delivery.record import LedgerWriter
 from relay.delivery.view import StoreView
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED, TAKEN
-from relay.ledger.deliveries import MAX_ATTEMPT, ReadDelivery
+from relay.ledger.deliveries import DeliveryFacts, HeldDelivery
 from relay.ledger.ledger import Ledger
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
@@ -55,6 +56,7 @@ class ReadDetector:
         ledger: Ledger,
         store: Engine,
         events: EventLog,
+        ledger_writer: LedgerWriter,
         metrics: Metrics,
         clock: Clock,
         log: LogCall,
@@ -64,13 +66,15 @@ class ReadDetector:
         self._store = store
         self._view = StoreView(store)
         self._events = events
+        self._ledger_writer = ledger_writer
         self._metrics = metrics
         self._clock = clock
         self._log = log
         self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
-        self._read: dict[tuple[str, str], ReadDelivery] = {}  # not yet in the ledger,
-        self._vanished: dict[tuple[str, str], tuple[int, int]] = {}  # nor these: attempt, when,
+        self._read: dict[tuple[str, str], None] = {}  # not yet in the ledger,
+        self._vanished: dict[tuple[str, str], int] = {}  # nor these: when they are due,
+        self._left: list[DeliveryFacts] = []  # those of messages that have left the store,
         self._seen: dict[str, str] = {}  # nor the mailboxes that there are now
         self._taken_back: set[tuple[str, str]] = set()  # by the relay: nobody read them
 
@@ -170,14 +174,13 @@ class ReadDetector:
             return
         stored = self._view.find(message_id)
         known = self._view.deliveries(stored.id) if stored else {}
-        attempt = known[agent].attempt if agent in known else MAX_ATTEMPT
         now = self._clock.now_ns()
         if stored is not None and agent in known:
             self._store.deliveries.receive(stored.id, agent, how, now)
         elif self._is_unread_row(agent, message_id):
             at, state = now // NS_PER_S, DeliveryState.SENT
             self._store.apply(events.LateRead(0, agent, state, how, at, message_id), now)
-        self._read[agent, message_id] = ReadDelivery(message_id, agent, attempt, now, how)
+        self._read[agent, message_id] = None
 
     def _is_unread_row(self, agent: str, message_id: str) -> bool:
         """True for a delivery in the ledger: an agent may put any file into its inbox."""
@@ -197,29 +200,40 @@ class ReadDetector:
                 continue
             attempt = row.attempt + 1
             stored = self._view.find(message_id)
+            is_known = False
             if stored is not None:
                 known = self._view.deliveries(stored.id).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
-                self._store.deliveries.postpone(stored.id, agent, attempt, now)
-            self._vanished[agent, message_id] = attempt, now
+                is_known = self._store.deliveries.postpone(stored.id, agent, attempt, now)
+            if not is_known:  # no event speaks of it
+                self._left.append(DeliveryFacts(message_id, agent, "held", attempt, now))
+            self._vanished[agent, message_id] = now
 
-    def flush(self) -> list[ReadDelivery]:
-        """Record reads in the ledger, once they are written to the journal; returns them."""
+    def flush(self) -> list[tuple[str, str]]:
+        """Record reads in the ledger, once they are written to the journal.
+
+        Returns (agent, message id) of each.
+        """
         if not (self._read or self._vanished or self._seen):
             return []
         self._events.write()
-        read, self._read = [*self._read.values()], {}
+        read, self._read = [*self._read], {}
         vanished, self._vanished = self._vanished, {}
+        left, self._left = self._left, []
         seen, self._seen = self._seen, {}
         self._metrics.read += len(read)
-        now = self._clock.now_ns()
-        with self._ledger.transaction():
-            self._ledger.deliveries.mark_read(read)
-            again = ((one, agent, *next_one) for (agent, one), next_one in vanished.items())
-            self._ledger.deliveries.redeliver(again, VANISHED)
-            self._ledger.agents.set_mailboxes(seen.items())
-            self._ledger.agents.mark_seen({one.recipient for one in read}, now)
-            self._ledger.set_position(self._events.journal.durable, now)
+
+        def write(_own: list[str]) -> None:
+            agents, deliveries = self._ledger.agents, self._ledger.deliveries
+            if vanished:
+                deliveries.upsert(left)
+                deliveries.hold(
+                    HeldDelivery(one, agent, VANISHED, at) for (agent, one), at in vanished.items()
+                )
+            agents.set_mailboxes(seen.items())
+            agents.mark_seen({agent for agent, _ in read}, self._clock.now_ns())
+
+        self._ledger_writer.write(write)
         for agent, number in Counter(agent for agent, _ in vanished).items():
             self._log(
                 f"{describe_vanished(agent, number)}: "

@@ -1,57 +1,101 @@
 """Recording what was executed: the archive, and the ledger's transaction of a batch.
 
 The originals of plain messages are moved from their outboxes to the archive, then one transaction
-records the batch. If killed in between, recovery finds a claimed row whose file is in the archive.
+records the batch: the rows of its events, and what only the ledger has. If killed in between,
+recovery finds a claimed row whose file is in the archive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
 from relay.base.incidents import Incident, IncidentCounter, Refusal
-from relay.base.names import ORCHESTRATOR
 from relay.delivery import file_ops
+from relay.delivery.eventlog import EventLog
+from relay.delivery.projection import Projection
 from relay.delivery.values import (
     NO_EFFECTS,
     OUTBOX,
+    Answer,
     Applied,
+    EndedDelivery,
     Inbound,
-    ObligationState,
     OutboxFile,
     Plan,
-    Reminder,
     Row,
 )
-from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
+from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
+from relay.engine.events import FreshEvent
+from relay.ledger.check import describe_skipped
+from relay.ledger.deliveries import DeliveryFacts, HeldDelivery, ObligationFacts
 from relay.ledger.ledger import Ledger
 
 
 class LedgerWriter:
-    """Archives the originals of executed plans, and records the plans. Owned by the loop."""
+    """Makes the ledger follow the journal, and archives originals. Owned by the loop.
+
+    The rows of events are written with the next transaction after their append; the ledger's
+    position is then that of the journal.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
-        position: Callable[[], int],
+        store: Engine,
+        events: EventLog,
         first_pause_s: int,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
         self._ledger = ledger
-        self._position = position  # of the journal: everything before is durable
+        self._store = store
+        self._view = StoreView(store)
+        self._events = events
         self._first_pause_s = first_pause_s
         self._clock = clock
         self._log = log
         self._counted = IncidentCounter(clock)
+        self._fresh: list[FreshEvent] = []  # of which the ledger does not have the rows yet
+        events.follow(self._fresh.extend)
+
+    def write(self, more: Callable[[list[str]], object] | None = None) -> None:
+        """Write the rows of all events so far, and in the same transaction what ``more`` writes.
+
+        ``more`` gets the ids of the relay's own messages among the events. Errors: LedgerError,
+        which ends the session: the next one begins at the ledger's position.
+        """
+        self._events.append()
+        rows, now = Projection(has_claims=True), self._clock.now_ns()
+        rows.apply_all(self._fresh)
+        with self._ledger.transaction():
+            _, skipped = rows.write(self._ledger, self._relay_id, now)
+            if more is not None:
+                more([*rows.rows])
+            self._ledger.set_position(self._events.journal.durable, now)
+        self._fresh.clear()
+        if skipped:
+            self._log(describe_skipped(len(skipped)), action="skip_fact", level="error")
+
+    def catch_up(self) -> None:
+        """Write the rows of events that no batch has taken along."""
+        if self._fresh or self._store.fresh_events:
+            self.write()
+
+    def _relay_id(self, number: int) -> str | None:
+        message = self._store.messages.find_kept(number)
+        return None if message is None else message.relay_id
 
     def record(
-        self, dirs: Dirs, batch: list[Applied], written: list[WrittenDelivery], staged_at: int
+        self, dirs: Dirs, batch: list[Applied], left: list[DeliveryFacts]
     ) -> list[OutboxFile]:
-        """Record a batch that was staged at a time (Unix ns), and archive its originals.
+        """Record a batch, and archive its originals.
 
+        ``left``: deliveries of messages that have left the store, of which no event speaks.
         Returns files that were put in the place of others meanwhile: they are to be read.
         """
         replaced: list[OutboxFile] = []
@@ -61,8 +105,7 @@ class LedgerWriter:
             if one.plan.inbound is not None:
                 (plain if _is_plain(one.plan) else rest).append(one)
         paths = self._archive_all(dirs, plain, replaced)
-        with self._ledger.transaction():
-            self._record(batch, written, paths, staged_at)
+        self.write(partial(self._record, batch, left, paths))
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -75,39 +118,42 @@ class LedgerWriter:
     def _record(
         self,
         batch: list[Applied],
-        written: list[WrittenDelivery],
+        left: list[DeliveryFacts],
         paths: dict[str, str | None],
-        staged_at: int,
+        own: list[str],
     ) -> None:
-        """Record a batch; ``paths``: the originals that are archived already."""
+        """Record what only the ledger has; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
-        own = [file.system for one in batch for file in one.files if file.system is not None]
-        files = [(one, one.plan.inbound) for one in batch if one.plan.inbound is not None]
-        done = [inbound.file.message_id for one, inbound in files if not one.plan.refusal]
-        undelivered = [row for one in batch for row in _undelivered_rows(one, staged_at)]
-        if own:
-            ledger.add(own)
-        if written:
-            deliveries.mark_written(written)
-        if undelivered:
-            deliveries.add_undelivered(undelivered)
-            deliveries.hold(self._held(batch, now))
-        self._record_refusals([pair for pair in files if pair[0].plan.refusal], staged_at)
+        senders = set[str]()
+        done: list[str] = []
+        held: list[HeldDelivery] = []
         for one in batch:
-            self._record_changes(one, now)
+            inbound, plan = one.plan.inbound, one.plan
+            left += [
+                _end_of(ended)
+                for ended in plan.changes.ended
+                if not self._view.is_live(ended.number)
+            ]
+            if plan.answer is not None and not self._view.is_live(plan.answer.original.id):
+                self._record_late_answer(plan, plan.answer)
+            if one.undelivered or one.deferred:
+                held += self._held(one, now)
+            if one.effects is not NO_EFFECTS:
+                self._record_effects(one, now)
+            if inbound is not None:
+                senders.add(inbound.file.agent)
+                if not plan.refusal:
+                    done.append(inbound.file.message_id)
+        if left:
+            deliveries.upsert(left)
+        if held:
+            deliveries.hold(held)
         if len(paths) < len(done):
             ledger.complete([one for one in done if one not in paths], now)
         if own or paths:
-            ledger.archive([*paths.items(), *((facts.message_id, None) for facts in own)], now)
-        # after the end of their messages, for the order in audit_log
-        commands = [one for one in written if one.recipient == ORCHESTRATOR]
-        if commands:
-            deliveries.mark_read(
-                [ReadDelivery(one.message_id, ORCHESTRATOR, 1, one.written_at) for one in commands]
-            )
-        if files:
-            ledger.agents.mark_seen({inbound.file.agent for _, inbound in files}, now)
-        ledger.set_position(self._position(), now)
+            ledger.archive([*paths.items(), *((one, None) for one in own)], now)
+        if senders:
+            ledger.agents.mark_seen(senders, now)
 
     def _record_paths(self, batch: list[Applied], paths: dict[str, str | None]) -> None:
         """Record originals that were archived after their batch was recorded."""
@@ -177,65 +223,35 @@ class LedgerWriter:
             with self._ledger.transaction():
                 self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _held(self, batch: list[Applied], now: int) -> list[HeldDelivery]:
-        """Deliveries whose inbox could not be written, to be tried again."""
-        return [
+    def _held(self, one: Applied, now: int) -> list[HeldDelivery]:
+        """Deliveries that are tried later: their inbox could not be written, or they wait."""
+        held = [HeldDelivery(*deferral) for deferral in one.deferred]
+        held += [
             HeldDelivery(
                 file.message_id,
                 recipient,
-                file.attempt or 1,
                 one.undelivered[file.message_id, recipient],
                 now + (file.pause_s or self._first_pause_s) * NS_PER_S,
             )
-            for one in batch
-            if one.undelivered
             for file in one.files
             for recipient in file.recipients
             if (file.message_id, recipient) in one.undelivered
         ]
+        return held
 
-    def _record_refusals(self, refused: list[tuple[Applied, Inbound]], at: int) -> None:
-        known = [
-            (inbound.file.message_id, one.plan.refusal)
-            for one, inbound in refused
-            if inbound.has_row and one.plan.refusal
-        ]
-        if known:
-            self._ledger.fail(known, at)
-        for one, inbound in refused:
-            if not inbound.has_row and one.plan.refusal:
-                file, refusal, answer_id = inbound.file, one.plan.refusal, one.system_ids[0]
-                self._ledger.add_rejection(
-                    file.agent, file.file_name, file.inode, file.mtime_ns, refusal, answer_id, at
-                )
-
-    def _record_changes(self, one: Applied, now: int) -> None:
-        """Record the effects of answers, commands and ended deliveries on other rows."""
-        plan, deliveries = one.plan, self._ledger.deliveries
-        if one.effects is not NO_EFFECTS:
-            self._record_effects(one, now)
-        inbound = plan.inbound
-        if inbound is not None and inbound.is_valid and inbound.message is not None:
-            references = inbound.message.attachments
-            if references:
-                self._ledger.agents.add_references(
-                    (reference, inbound.file.message_id, now) for reference in references
-                )
-        answer = plan.answer
-        if answer is not None:
-            answered, sender = answer.original.relay_id or "", plan.subject.agent
-            said = (plan.message_id or None, answer.text or None)
-            deliveries.acknowledge(answered, sender, answer.status, answer.at_ns, *said)
-            if one.obligation is not None:
-                deliveries.set_obligation(answered, sender, *one.obligation)
-        for reminder in plan.changes.reminders:
-            self._record_reminder(reminder)
-        if plan.effects.may_repeat:  # held since a crash, by recovery
-            for recipient, reason in plan.changes.bounced.items():
-                deliveries.give_up(plan.message_id, recipient, "bounced", reason)
-        for ended in (*plan.changes.ended, *one.effects.cancelled):
-            state = ended.state.label.lower()
-            deliveries.give_up(ended.message_id, ended.recipient, state, ended.reason)
+    def _record_late_answer(self, plan: Plan, answer: Answer) -> None:
+        """Record an answer to a message that has left the store: no event speaks of it."""
+        deliveries, message_id = self._ledger.deliveries, answer.original.relay_id or ""
+        sender, at = plan.subject.agent, answer.at_ns
+        row = deliveries.rows([message_id]).get(message_id, {}).get(sender)
+        if row is None:
+            return
+        acked = DeliveryFacts(message_id, sender, "acked", row.attempt, read_at=row.read_at or at)
+        acked.acked_at, acked.ack_status = at, answer.status
+        acked.answer_id, acked.answer_text = plan.message_id or None, answer.text or None
+        deliveries.upsert([acked])
+        if answer.ends and self._view.tracks_answer(answer.original):
+            deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])
 
     def _record_effects(self, one: Applied, now: int) -> None:
         effects, agents, processes = one.effects, self._ledger.agents, self._ledger.processes
@@ -245,10 +261,6 @@ class LedgerWriter:
             processes.put([effects.process] if effects.process is not None else [])
         if effects.idle is not None:
             processes.add_operations([effects.idle.operation(one.plan.subject)], now)
-        if effects.discarded:
-            at = now // NS_PER_S * NS_PER_S  # as the journal's event has it
-            letters = [(one.relay_id, at) for one in effects.discarded if one.relay_id]
-            self._ledger.deliveries.discard(letters)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)
@@ -259,11 +271,10 @@ class LedgerWriter:
         if effects.status_change is not None:
             agents.set_status(*effects.status_change, now)
 
-    def _record_reminder(self, one: Reminder) -> None:
-        state = ObligationState("given_up")
-        if one.due_ms:
-            state = ObligationState("open", one.due_ms * NS_PER_MS)
-        self._ledger.deliveries.set_obligation(one.message_id, one.recipient, *state, one.reminders)
+
+def _end_of(one: EndedDelivery) -> DeliveryFacts:
+    state = one.state.label.lower()
+    return DeliveryFacts(one.message_id, one.recipient, state, one.attempt, last_error=one.reason)
 
 
 def _is_plain(plan: Plan) -> bool:
@@ -273,16 +284,3 @@ def _is_plain(plan: Plan) -> bool:
     crash they are made again of the file in the outbox.
     """
     return plan.inbound is not None and not plan.refusal and plan.command is None
-
-
-def _undelivered_rows(
-    one: Applied, now_ns: int
-) -> Iterator[tuple[str, str, str, int, str | None, int | None]]:
-    """Rows for the ledger's ``stage``: every recipient that was not reached now."""
-    for (message_id, recipient), reason in one.undelivered.items():
-        yield message_id, recipient, "held", now_ns, reason, None
-    for recipient, reason in one.plan.changes.bounced.items():
-        yield one.plan.message_id, recipient, "bounced", now_ns, reason, None
-    for deferral in one.deferred:
-        message_id, recipient, reason, due_at = deferral
-        yield message_id, recipient, "held", now_ns, reason, due_at

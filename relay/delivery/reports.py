@@ -29,6 +29,7 @@ from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.intake import incident_kind
 from relay.delivery.limits import RateLimit
+from relay.delivery.record import LedgerWriter
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
@@ -61,6 +62,7 @@ class ReportReader:
         ledger: Ledger,
         store: Engine,
         events_: EventLog,
+        ledger_writer: LedgerWriter,
         rate_limit: RateLimit,
         on_state: OnState,
         on_incident: OnIncident,
@@ -70,6 +72,7 @@ class ReportReader:
         self._ledger = ledger
         self._store = store
         self._events = events_
+        self._ledger_writer = ledger_writer
         self._rate_limit = rate_limit
         self._on_state = on_state
         self._on_incident = on_incident
@@ -206,11 +209,7 @@ class ReportReader:
             event = events.AgentRung(ring.agent, *ring[2:], ring.at, now // NS_PER_S)
             self._store.apply(event)
         self._events.commit()
-        ledger = self._ledger
-        with ledger.transaction():
-            ledger.project(ledger.offers.change, changes, now)
-            ledger.project(ledger.offers.add_rings, rings, now)
-            ledger.set_position(self._events.journal.durable, now)
+        self._ledger_writer.catch_up()
 
     def _changes(self, agent: str, one: dict[str, Any]) -> list[OfferChange]:
         """The offers of one line, of messages that were delivered to that agent."""

@@ -26,7 +26,7 @@ from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
 from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
-from relay.ledger.deliveries import DeliveryRow, HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts, DeliveryRow, HeldDelivery
 from relay.ledger.ledger import Ledger, MessageRow
 
 
@@ -148,9 +148,9 @@ class DeferredQueue:
         """The plan for a due delivery; None if there is nothing to do, or not yet."""
         if row is None:  # removed by hand: it would stay due and keep the loop awake
             with self._ledger.transaction():
-                self._ledger.deliveries.give_up(
-                    held.message_id, held.recipient, "bounced", "its row is gone"
-                )
+                gone = DeliveryFacts(held.message_id, held.recipient, "bounced", held.attempt)
+                gone.last_error = "its row is gone"
+                self._ledger.deliveries.upsert([gone])
             return None
         stored = self._view.find(held.message_id)
         is_early = stored is not None and stored.not_before_ns > now  # recovery makes it due
@@ -222,7 +222,7 @@ class DeferredQueue:
 def _held(
     one: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
 ) -> HeldDelivery:
-    return HeldDelivery(one.message_id, recipient, one.attempt, reason, due_at)
+    return HeldDelivery(one.message_id, recipient, reason, due_at)
 
 
 class RetryQueue:

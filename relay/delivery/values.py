@@ -20,7 +20,6 @@ from relay.acomm.model import (
     ChannelType,
     DeliveryState,
     Message,
-    Obligation,
     Origin,
 )
 from relay.agents.requests import ProcessRequest
@@ -361,7 +360,6 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     idle: IdleRequest | None = None
     cancellation: Cancellation | None = None
     cancelled: tuple[EndedDelivery, ...] = ()  # by it
-    discarded: tuple[Message, ...] = ()  # dead letters
 
 
 NO_EFFECTS = Effects()
@@ -400,13 +398,6 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
 
 
-class ObligationState(NamedTuple):
-    """The ledger's entry for an answer owed by a recipient."""
-
-    obligation: str  # open, answered, given_up
-    due_at: int | None = None  # Unix nanoseconds: when it is overdue
-
-
 class Deferral(NamedTuple):
     """A delivery that is not made with its batch but when due."""
 
@@ -422,7 +413,6 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     plan: Plan
     files: tuple[OutgoingFile, ...]
     deferred: tuple[Deferral, ...]
-    obligation: ObligationState | None  # after the plan's answer; None: as before
     effects: Effects
     undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
 
@@ -438,11 +428,6 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     def system_ids(self) -> list[str]:
         """Ids of the relay's own messages."""
         return [file.message_id for file in self.files if file.system is not None]
-
-
-def open_obligation(one: Obligation) -> ObligationState:
-    """The ledger's entry for an answer that is still owed."""
-    return ObligationState("open", one.due_ms * NS_PER_MS or None)
 
 
 def system_message_row(

@@ -343,22 +343,24 @@ class Deliveries:
 
     def postpone(
         self, message_id: int, recipient: str, attempt: int, at_ns: int | None = None
-    ) -> None:
+    ) -> bool:
         """Leave this attempt to the owner, at any later time: no timer runs.
 
         ``at_ns``: when it was postponed, if not now.
-        A delivery that was settled meanwhile, is archived or is unknown stays unchanged.
+        Returns False for a delivery that was settled meanwhile, is archived or is unknown, which
+        stays unchanged.
         """
         delivery = self._state.deliveries.get(message_id, {}).get(recipient)
         if delivery is None or delivery.state >= DeliveryState.ACKNOWLEDGED:
-            return
+            return False
         if message_id not in self._state.messages:
-            return
+            return False
         sent = msgspec.structs.replace(
             delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0
         )
         self.set_timer(message_id, recipient, sent, at_ns)
         self._obligations.pause(message_id, recipient)
+        return True
 
     def set_timer(
         self, message_id: int, recipient: str, delivery: Delivery, at_ns: int | None = None

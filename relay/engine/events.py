@@ -20,7 +20,6 @@ gets a new version, and the old decoder stays.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -365,11 +364,8 @@ Event = (
 VERSION = 1
 
 
-class FreshEvent(NamedTuple):
-    """An event that is not in the journal yet, and when it happened (Unix nanoseconds)."""
-
-    event: Event
-    at_ns: int
+# An event that is not in the journal yet, and when it happened (Unix nanoseconds).
+FreshEvent = tuple[Event, int]
 
 
 class Start(msgspec.Struct, frozen=True):

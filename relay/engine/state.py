@@ -475,7 +475,7 @@ class Core:
             name, why = type(event).__name__, type(exc).__name__  # its text may quote content
             raise StateFault(f"internal error: {name} cannot be applied: {why}") from exc
         if self.fresh_events is not None:
-            self.fresh_events.append(FreshEvent(event, at_ns or self.clock.now_ns()))
+            self.fresh_events.append((event, at_ns or self.clock.now_ns()))
 
     def now_ns(self) -> int:
         """The time by the owner's clock, Unix nanoseconds."""

@@ -188,26 +188,13 @@ class Ledger:
         transaction.
         """
         try:
-            self._write(write, facts)
+            write(facts)
         except (RowRefused, OverflowError, UnicodeEncodeError) as exc:
-            if len(facts) > 1:
+            if len(facts) > 1:  # those that were written are written again, which changes nothing
                 return [why for one in facts for why in self.project(write, [one], now_ns)]
             self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + 1), now_ns)
             return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
         return []
-
-    def _write(self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
-        """Write all of them, or nothing."""
-        self._db.execute("SAVEPOINT facts")
-        try:
-            write(facts)
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK TO facts")
-            raise
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("RELEASE facts")
 
     # -- messages ----------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ from relay.audit.inputs import Inputs
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.names import sha256_hex
-from relay.ledger.deliveries import WrittenDelivery
 from relay.ledger.ledger import FileFacts, Ledger
 from tests.fakes import FakeClock
+from tests.ledger.support import put
 
 if TYPE_CHECKING:
     from tests.audit.second_engine import Said
@@ -155,14 +155,11 @@ class HomeBuilder:
         """Deliveries, staged, and written unless ``written_after_ms`` is None."""
         with self.ledger.transaction():
             self.ledger.claim([message_id])
-            self.ledger.deliveries.add_undelivered(
-                (message_id, name, "staged", at_ns, None, None) for name in recipients
-            )
-            if written_after_ms is not None:
-                at = at_ns + int(written_after_ms * NS_PER_MS)
-                self.ledger.deliveries.mark_written(
-                    [WrittenDelivery(message_id, name, 1, at_ns, at) for name in recipients]
-                )
+            for name in recipients:
+                put(self.ledger, message_id, name, "staged", staged_at=at_ns)
+                if written_after_ms is not None:
+                    at = at_ns + int(written_after_ms * NS_PER_MS)
+                    put(self.ledger, message_id, name, "written", written_at=at)
 
     def finish(self, message_id: str, *, at_ns: int = START_NS) -> None:
         """The row is archived, and so is its file, under the day of ``at_ns``."""

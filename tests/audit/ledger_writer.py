@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import FileFacts, Ledger
 
 GROUP = 7  # rows of messages, and deliveries of each: a torn read does not divide
@@ -22,7 +23,7 @@ def main(path: str) -> None:
             ledger.add(
                 [FileFacts(i, "alice", "x", 1, 1, None, "c", "message", "bob", 1) for i in ids]
             )
-            ledger.deliveries.add_undelivered((i, "bob", "staged", 1, None, None) for i in ids)
+            ledger.deliveries.upsert([DeliveryFacts(i, "bob", "staged", 1, 1) for i in ids])
         if number == 0:
             print("writing", flush=True)
         number += 1

@@ -14,9 +14,9 @@ from relay.acomm.model import DeliveryState, Message, MessageType
 from relay.base.clock import NS_PER_S
 from relay.engine import events
 from relay.engine.events import Event
-from relay.ledger.deliveries import ReadDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, file_of, stored_message
 from tests.audit.home_journal import Change, moved, write_journal
+from tests.ledger.support import put
 
 DAY = "archive/2026-01-31/alice"
 IN_2099 = 4_070_908_800 * NS_PER_S
@@ -70,9 +70,7 @@ def tamper(home: HomeBuilder, listed: dict[str, Tampering]) -> None:
         if one.ledger_ack is not None:
             status, answer_id = one.ledger_ack
             with home.ledger.transaction():
-                home.ledger.deliveries.acknowledge(
-                    f"1-{name}", "bob", status, START_NS, answer_id or None
-                )
+                acknowledge(home, f"1-{name}", status, answer_id or None)
     write_journal(home, {f"1-{name}": said_of(one) for name, one in listed.items()})
     live, archived = home.stored, []
     for name, one in listed.items():
@@ -95,6 +93,15 @@ def tamper(home: HomeBuilder, listed: dict[str, Tampering]) -> None:
             AFTER[one.after](home, f"1-{name}")
 
 
+def acknowledge(
+    home: HomeBuilder, message_id: str, status: str, answer_id: str | None = None
+) -> None:
+    """The recipient's answer, as the ledger has it."""
+    times = {"acked_at": START_NS, "read_at": START_NS}
+    said = {"ack_status": status, "answer_id": answer_id}
+    put(home.ledger, message_id, "bob", "acked", **times, **said)
+
+
 def original(home: HomeBuilder, message_id: str) -> Path:
     """The archived file of a message."""
     return home.root / DAY / f"{message_id}.msg"
@@ -107,21 +114,21 @@ def received(home: HomeBuilder, message_id: str) -> None:
     """The recipient has acknowledged it."""
     home.sent(message_id)
     with home.ledger.transaction():
-        home.ledger.deliveries.acknowledge(message_id, "bob", "received", START_NS)
+        acknowledge(home, message_id, "received")
 
 
 def taken(home: HomeBuilder, message_id: str) -> None:
     """The recipient has read it."""
     home.sent(message_id)
     with home.ledger.transaction():
-        home.ledger.deliveries.mark_read([ReadDelivery(message_id, "bob", 1, START_NS)])
+        put(home.ledger, message_id, "bob", "read", read_at=START_NS)
 
 
 def dead(home: HomeBuilder, message_id: str) -> None:
     """Its delivery was given up."""
     home.sent(message_id)
     with home.ledger.transaction():
-        home.ledger.deliveries.give_up(message_id, "bob", "dead", "no acknowledgment")
+        put(home.ledger, message_id, "bob", "dead", last_error="no acknowledgment")
 
 
 def staged_for_two(home: HomeBuilder, message_id: str) -> None:
@@ -239,10 +246,7 @@ def no_delivery(home: HomeBuilder, message_id: str) -> None:
 def bounced_for_zed(home: HomeBuilder, message_id: str) -> None:
     """The ledger knows one that nobody was told of."""
     with home.ledger.transaction():
-        home.ledger.deliveries.add_undelivered(
-            [(message_id, "zed", "staged", START_NS, None, None)]
-        )
-        home.ledger.deliveries.give_up(message_id, "zed", "bounced", "planted")
+        put(home.ledger, message_id, "zed", "bounced", staged_at=START_NS, last_error="planted")
 
 
 def original_longer(home: HomeBuilder, message_id: str) -> None:

@@ -10,12 +10,13 @@ import pytest
 from relay.acomm.model import DeliveryState, MessageType
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.ledger import TAKEN
-from relay.ledger.deliveries import DeliveryTable, ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import ObligationFacts
 from relay.ledger.ledger import Ledger
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, moved, write_journal
 from tests.audit.second_engine import Said
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -71,7 +72,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Said]:
     home.becomes("1-answer", message_type=MessageType.ACKNOWLEDGMENT, correlation_id="c-7")
     home.write_store()
     with home.ledger.transaction():
-        answer(home.ledger.deliveries)
+        answer(home.ledger)
         show(home.ledger)
     write_journal(
         home,
@@ -86,18 +87,26 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Said]:
     home.close()
 
 
-def answer(deliveries: DeliveryTable) -> None:
+def answer(ledger: Ledger) -> None:
     """What recipients said, and what the relay made of it."""
     at, due = START_NS + 25 * NS_PER_MS, START_NS + OWED_S * NS_PER_S
-    deliveries.acknowledge("1-done", "bob", "completed", at)
-    deliveries.acknowledge("1-unrequested", "bob", "received", at)
-    deliveries.mark_written([WrittenDelivery("1-late", "bob", 2, at, at)])
-    deliveries.acknowledge("1-begun", "bob", "in_progress", at)
-    deliveries.set_obligation("1-begun", "bob", "open", due)
-    deliveries.set_obligation("1-silent", "bob", "open", due + 3600 * NS_PER_S)
-    deliveries.acknowledge("1-finished", "bob", "completed", at)
-    deliveries.set_obligation("1-finished", "bob", "answered", None, 2)
-    deliveries.set_obligation("1-over", "bob", "given_up", None, 2)
+    for name, status in (
+        ("done", "completed"),
+        ("unrequested", "received"),
+        ("begun", "in_progress"),
+        ("finished", "completed"),
+    ):
+        said = {"acked_at": at, "read_at": at, "ack_status": status}
+        put(ledger, f"1-{name}", "bob", "acked", **said)
+    put(ledger, "1-late", "bob", "written", 2, staged_at=at, written_at=at)
+    ledger.deliveries.set_obligations(
+        [
+            ObligationFacts("1-begun", "bob", "open", due),
+            ObligationFacts("1-silent", "bob", "open", due + 3600 * NS_PER_S),
+            ObligationFacts("1-finished", "bob", "answered", None, 2),
+            ObligationFacts("1-over", "bob", "given_up", None, 2),
+        ]
+    )
 
 
 def show(ledger: Ledger) -> None:
@@ -107,7 +116,7 @@ def show(ledger: Ledger) -> None:
         ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 1, OFFERED, "Stop", at)])
     for name, state in (("seen", IN_CONTEXT), ("returned", RETURNED)):
         ledger.offers.change([OfferChange(f"1-{name}", "bob", "claude:1", 0, state, "why", at)])
-    ledger.deliveries.mark_read([ReadDelivery("1-read", "bob", 1, at, TAKEN)])
+    put(ledger, "1-read", "bob", "read", read_at=at, read_how=TAKEN)
 
 
 def test_each_is_found_and_nothing_else(said: Said) -> None:

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.ledger.deliveries import WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.fakes import FakeClock
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -25,14 +25,12 @@ def test_repeats_replays_and_what_was_let_go(
         for number, name in enumerate(names[:-1]):
             to = "bob" if name in "abc" else "carol"
             reason = f"no acknowledgment within {60 + number} s"
-            home.ledger.deliveries.give_up(
-                f"1-{name}", to, "dead", reason if name in "abc" else name
-            )
+            why = reason if name in "abc" else name
+            put(home.ledger, f"1-{name}", to, "dead", last_error=why)
         for name in ("replayed", "again"):
-            home.ledger.deliveries.mark_written(
-                [WrittenDelivery(f"1-{name}", "carol", 2, START_NS, START_NS)]
-            )
-        home.ledger.deliveries.give_up("1-again", "carol", "dead", "again")
+            times = {"staged_at": START_NS, "written_at": START_NS}
+            put(home.ledger, f"1-{name}", "carol", "written", 2, **times)
+        put(home.ledger, "1-again", "carol", "dead", 2, last_error="again")
     home.stored = [m for m in home.stored if m.relay_id != "1-gone"]
     home.write_store()
     # audit_log has SQLite's clock, so the snapshot is of now

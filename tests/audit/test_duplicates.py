@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from relay.ledger.ledger import FileFacts
 from tests.audit.home_builder import START_NS, HomeBuilder, stored_message
 from tests.audit.home_journal import write_journal
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -42,15 +42,10 @@ def archive_twice(home: HomeBuilder) -> None:
 def deliver_more_than_once(home: HomeBuilder) -> None:
     """Two with a second attempt, as it should be; and one that was written again after reading."""
     with home.ledger.transaction():
-        home.ledger.deliveries.mark_written(
-            [WrittenDelivery("1-again", "bob", 2, START_NS, START_NS)]
-        )
-        home.ledger.deliveries.hold(
-            [HeldDelivery("1-held", "bob", 2, "inbox cannot be written", START_NS)]
-        )
-        home.ledger.deliveries.mark_written(
-            [WrittenDelivery("1-held", "bob", 2, START_NS, START_NS)]
-        )
+        times, why = {"staged_at": START_NS, "written_at": START_NS}, "inbox cannot be written"
+        put(home.ledger, "1-again", "bob", "written", 2, **times)
+        put(home.ledger, "1-held", "bob", "held", 2, last_error=why, due_at=START_NS)
+        put(home.ledger, "1-held", "bob", "written", 2, **times)
         for state in ("read", "written"):
             home.ledger._db.execute(
                 "UPDATE deliveries SET state = ? WHERE message_id = '1-twice'", (state,)

@@ -12,10 +12,10 @@ import pytest
 
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, encode
-from relay.ledger.deliveries import ReadDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import write_journal
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -157,7 +157,7 @@ def test_attachments_that_retention_cannot_have_removed(home: HomeBuilder) -> No
         at_ns = START_NS - days * 86_400 * NS_PER_S
         paths[name] = attach(home, name.encode(), f"1-{name}", at_ns)
         with home.ledger.transaction():
-            home.ledger.deliveries.mark_read([ReadDelivery(f"1-{name}", "bob", 1, START_NS)])
+            put(home.ledger, f"1-{name}", "bob", "read", read_at=START_NS)
     home.write_store()
     write_journal(home)
     shutil.rmtree(home.root / "journal")  # of which the ledger has heard

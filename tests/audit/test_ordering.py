@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.tampering import write
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -32,11 +32,10 @@ def test_inversions_are_found_and_what_had_to_wait_is_none(
     late = sent(4, 1.5, "carol")
     with home.ledger.transaction():  # held, and let go when others were written
         home.ledger._db.execute("UPDATE deliveries SET state = 'staged' WHERE recipient = 'carol'")
-        home.ledger.deliveries.hold(
-            [HeldDelivery(late, "carol", 1, "inbox cannot be written", START_NS)]
-        )
+        why = "inbox cannot be written"
+        put(home.ledger, late, "carol", "held", last_error=why, due_at=START_NS)
         at = START_NS + 60 * NS_PER_S + NS_PER_MS
-        home.ledger.deliveries.mark_written([WrittenDelivery(late, "carol", 1, at, at)])
+        put(home.ledger, late, "carol", "written", staged_at=at, written_at=at)
     sent(5, 1.5, "carol")
     said = home.says("ordering")
     assert said.checks == {"inversion": {early}}

@@ -16,9 +16,9 @@ from relay.audit.schemas import results
 from relay.base.clock import NS_PER_S
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.names import sha256_hex
-from relay.ledger.deliveries import HeldDelivery, WrittenDelivery
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.audit.printed import parquet, relay_audit
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.1")
 
@@ -33,10 +33,9 @@ def plant_every_fault(home: HomeBuilder) -> None:
     home.keep("1-extra", sender="mallory", to="bob")
     home.seen("1-held")
     home.deliver("1-held", ("bob", "carol"), written_after_ms=None)
-    home.ledger.deliveries.hold(
-        [HeldDelivery("1-held", "carol", 1, "inbox cannot be written", START_NS)]
-    )
-    home.ledger.deliveries.mark_written([WrittenDelivery("1-held", "bob", 1, START_NS, START_NS)])
+    why = "inbox cannot be written"
+    put(home.ledger, "1-held", "carol", "held", last_error=why, due_at=START_NS)
+    put(home.ledger, "1-held", "bob", "written", written_at=START_NS)
     home.finish("1-held")
     home.keep("1-held")
     home.seen("1-staged")
@@ -53,15 +52,9 @@ def plant_every_fault(home: HomeBuilder) -> None:
     )
     home.seen("1-returned", to="#team")
     home.ledger.claim(["1-returned"])
-    home.ledger.deliveries.add_undelivered(
-        [
-            ("1-returned", "bob", "staged", START_NS, None, None),
-            ("1-returned", "zed", "bounced", START_NS, "no longer an agent", None),
-        ]
-    )
-    home.ledger.deliveries.mark_written(
-        [WrittenDelivery("1-returned", "bob", 1, START_NS, START_NS)]
-    )
+    why, at = "no longer an agent", START_NS
+    put(home.ledger, "1-returned", "zed", "bounced", staged_at=at, last_error=why)
+    put(home.ledger, "1-returned", "bob", "written", staged_at=at, written_at=at)
     home.finish("1-returned")
     home.keep("1-returned", to="#team")
     home.keep(None)  # sent through the engine alone: nobody's business here

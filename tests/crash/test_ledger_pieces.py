@@ -10,7 +10,8 @@ import pytest
 
 from relay.base.config import Config, StoreSettings
 from relay.base.home import LEDGER
-from relay.daemon import projection, recovery
+from relay.daemon import recovery
+from relay.delivery import projection
 from relay.ledger.file import LEFTOVERS
 from tests.box import Box
 from tests.ledger.support import Look

@@ -15,6 +15,7 @@ from relay.delivery.retry import DeferredQueue
 from relay.delivery.values import Plan
 from relay.engine.engine import Engine
 from tests.box import Box
+from tests.ledger.support import put
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
 @pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
-        box.ledger.deliveries.add_undelivered([("1-", "bob", "held", 1, "by hand", 1)])
+        put(box.ledger, "1-", "bob", "held", staged_at=1, due_at=1)
     retry(box, held)
     assert box.sql("SELECT state, last_error FROM deliveries WHERE message_id = '1-'") == [
         ("bounced", "its row is gone")

@@ -294,7 +294,7 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
             step(store)
         except CommError:
             pass
-    return store, [one.event for one in recorded]
+    return store, [event for event, _ in recorded]
 
 
 STEPS = st.lists(st.binary(min_size=8, max_size=8).map(operation_of), min_size=12, max_size=30)

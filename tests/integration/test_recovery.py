@@ -103,6 +103,7 @@ def _no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.damages
 def test_a_staged_delivery_to_an_agent_that_is_gone_is_not_called_delivered(box: Box) -> None:
     box.events.end_turn = lambda: None  # type: ignore[method-assign]  # it is killed before
     sent = box.send("alice", "TO: bob\n\nhi")

@@ -14,11 +14,10 @@ from relay.base.clock import iso_time
 from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli import run
-from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
 from relay.ledger.ledger import Ledger
 from relay.views.trace import delivery_hops
 from tests.box import Box
-from tests.ledger.support import facts
+from tests.ledger.support import facts, put
 from tests.procs import relay, relay_anew, rows_of
 
 
@@ -44,23 +43,23 @@ class Life:
         """Accept and write an attempt; both times."""
         staged, written = self.now(), self.now()
         with self.ledger.transaction():
-            self.ledger.deliveries.mark_written(
-                [WrittenDelivery(self.id, "bob", attempt, staged, written)]
-            )
+            times = {"staged_at": staged, "written_at": written}
+            put(self.ledger, self.id, "bob", "written", attempt, **times)
         return iso_time(staged), iso_time(written)
 
     def read(self, attempt: int) -> None:
         with self.ledger.transaction():
-            self.ledger.deliveries.mark_read([ReadDelivery(self.id, "bob", attempt, self.now())])
+            put(self.ledger, self.id, "bob", "read", attempt, read_at=self.now())
 
     def hold(self, attempt: int, why: str) -> None:
         with self.ledger.transaction():
-            self.ledger.deliveries.hold([HeldDelivery(self.id, "bob", attempt, why, self.now())])
+            later = {"last_error": why, "due_at": self.now()}
+            put(self.ledger, self.id, "bob", "held", attempt, **later)
 
     def end(self, state: str, why: str) -> None:
         self.now()
         with self.ledger.transaction():
-            self.ledger.deliveries.give_up(self.id, "bob", state, why)
+            put(self.ledger, self.id, "bob", state, last_error=why)
 
     def trace(self) -> dict[str, Any]:
         found = rows_of("trace", self.id, home=self.root)[0]
@@ -155,8 +154,8 @@ def test_of_two_with_one_beginning_each_has_its_own(life: Life) -> None:
         other = facts(1, message_id=life.id + "0", discovered_at=life.now())
         life.ledger.add([other])
         life.ledger.claim([other.message_id])
-        life.ledger.deliveries.mark_written([WrittenDelivery(other.message_id, "bob", 1, 5, 6)])
-        life.ledger.deliveries.mark_read([ReadDelivery(other.message_id, "bob", 1, life.now())])
+        put(life.ledger, other.message_id, "bob", "written", staged_at=5, written_at=6)
+        put(life.ledger, other.message_id, "bob", "read", read_at=life.now())
     assert "read" not in [hop["what"] for hop in life.trace()["hops"]]
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from relay.base.incidents import Refusal, RefusalCode
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import FileFacts, Ledger
 
 NOW = 1_769_851_800_000_000_000
@@ -56,12 +57,18 @@ def record(ledger: Ledger, *numbers: int) -> list[str]:
     return ids
 
 
+def put(
+    ledger: Ledger, message: str, recipient: str, state: str, attempt: int = 1, **fields: Any
+) -> None:
+    """A delivery in a state; ``fields``: those of DeliveryFacts."""
+    ledger.deliveries.upsert([DeliveryFacts(message, recipient, state, attempt, **fields)])
+
+
 def stage(ledger: Ledger, message: str, *recipients: str) -> None:
     """Deliveries of a message, staged."""
     with ledger.transaction():
-        ledger.deliveries.add_undelivered(
-            [(message, name, "staged", NOW, None, None) for name in recipients]
-        )
+        for name in recipients:
+            put(ledger, message, name, "staged", staged_at=NOW)
 
 
 class Look:

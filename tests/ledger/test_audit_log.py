@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger.deliveries import HeldDelivery, ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import DeliveryFacts, HeldDelivery, ObligationFacts, ReadDelivery
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
 from tests.ledger.support import (
@@ -19,6 +19,7 @@ from tests.ledger.support import (
     add,
     message_id,
     plan,
+    put,
     record,
     refusal,
     stage,
@@ -63,12 +64,8 @@ def test_every_change_of_a_status_is_logged_with_old_and_new(ledger: Ledger, loo
 def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
     (one,) = add(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
-    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "why", NOW)])
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW)])
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW)])
-    ledger.deliveries.acknowledge(one, "bob", "received", NOW)
-    ledger.deliveries.acknowledge(one, "bob", "completed", NOW)
+    for state in ("held", "held", "written", "read", "acked", "acked"):
+        put(ledger, one, "bob", state)
     assert [(what, old, new) for what, old, new, _ in trail(look)[1:]] == [
         (f"{one} > bob", "staged", "held"),
         (f"{one} > bob", "held", "written"),
@@ -79,9 +76,10 @@ def test_every_move_of_a_delivery_is_logged(ledger: Ledger, look: Look) -> None:
 
 def test_what_is_asked_shown_and_rung_is_logged_beside(ledger: Ledger, look: Look) -> None:
     (one,) = add(ledger, 1)
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW, "open", NOW)])
-    ledger.deliveries.set_obligation(one, "bob", "open", NOW, reminders=1)
-    ledger.deliveries.give_up(one, "bob", "expired", "its TTL passed")
+    put(ledger, one, "bob", "written")
+    for reminders in (0, 1):
+        ledger.deliveries.set_obligations([ObligationFacts(one, "bob", "open", NOW, reminders)])
+    put(ledger, one, "bob", "expired", last_error="its TTL passed")
     look.db.execute(
         "INSERT INTO offers (message_id, recipient, offer, session, state, offered_at) "
         "VALUES (?, 'bob', 2, 'claude:1', 'offered', 1)",
@@ -213,15 +211,15 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     ),
     "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
     "read": (
-        lambda db: db.deliveries.mark_read([ReadDelivery(message_id(1), "bob", 1, NOW)]),
+        lambda db: db.deliveries.mark_read([ReadDelivery(message_id(1), "bob", NOW)]),
         "PRIMARY KEY",
     ),
     "hold": (
-        lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", 1, "x", NOW)]),
+        lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", "x", NOW)]),
         "PRIMARY KEY",
     ),
-    "acknowledge": (
-        lambda db: db.deliveries.acknowledge(message_id(1), "bob", "received", NOW),
+    "obligations": (
+        lambda db: db.deliveries.set_obligations([ObligationFacts(message_id(1), "bob", "open")]),
         "PRIMARY KEY",
     ),
 }
@@ -244,11 +242,8 @@ def test_a_query_is_served_by_its_index(ledger: Ledger, name: str) -> None:
     stage(ledger, ids[0], "bob")
     check_plan(ledger, name)
     with ledger.transaction():
-        ledger.deliveries.add_undelivered([(one, "bob", "staged", NOW, None, None) for one in ids])
-        ledger.deliveries.mark_written(
-            [WrittenDelivery(one, "bob", 1, NOW, NOW) for one in ids[10:]]
-        )
-        ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW) for one in ids[20:]])
+        for state, some in (("staged", ids), ("written", ids[10:]), ("read", ids[20:])):
+            ledger.deliveries.upsert([DeliveryFacts(one, "bob", state, 1, NOW) for one in some])
         ledger.claim(ids[10:])
         ledger.complete(ids[10:], NOW)
         ledger.archive([(one, None) for one in ids[10:]], NOW)

@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from relay.base.incidents import Refusal, RefusalCode
-from relay.ledger.deliveries import DeliveryRow, HeldDelivery, ReadDelivery, WrittenDelivery
+from relay.ledger.deliveries import DeliveryRow, HeldDelivery, ObligationFacts, ReadDelivery
 from relay.ledger.ledger import Ledger
-from tests.ledger.support import NOW, Look, facts, message_id, record, stage
+from tests.ledger.support import NOW, Look, facts, message_id, put, record, stage
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
-OPEN = ["staged", "held", "written", "read"]
-ENDS = [*OPEN, "dead"]  # a dead letter that is replayed may end in another way
-Move = Callable[[Ledger, str], object]
-KEY = "bob"
-
-# What each call does with a delivery in each state; every state that is not named stays.
-MOVES: dict[str, tuple[Move, dict[str, str]]] = {
-    "stage again": (
-        lambda db, one: db.deliveries.add_undelivered(
-            [(one, KEY, "staged", NOW + 9, "again", None)]
-        ),
-        {},
-    ),
-    "written": (
-        lambda db, one: db.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW)]),
-        {"staged": "written", "held": "written"},
-    ),
-    "hold": (
-        lambda db, one: db.deliveries.hold([HeldDelivery(one, KEY, 1, "why", NOW)]),
-        dict.fromkeys(("staged", "held", "written", "read", "dead"), "held"),
-    ),
-    "deliver again": (
-        lambda db, one: db.deliveries.mark_written([WrittenDelivery(one, KEY, 2, NOW, NOW)]),
-        dict.fromkeys(("staged", "held", "written", "read", "dead"), "written"),
-    ),
-    "end as dead": (
-        lambda db, one: db.deliveries.give_up(one, KEY, "dead", "why"),
-        dict.fromkeys(OPEN, "dead"),
-    ),
-    "expire": (
-        lambda db, one: db.deliveries.give_up(one, KEY, "expired", "why"),
-        dict.fromkeys(ENDS, "expired"),
-    ),
-    "bounce": (
-        lambda db, one: db.deliveries.give_up(one, KEY, "bounced", "why"),
-        dict.fromkeys(ENDS, "bounced"),
-    ),
-    "read": (
-        lambda db, one: db.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW)]),
-        {"written": "read"},
-    ),
-    "again": (
-        lambda db, one: db.deliveries.redeliver([(one, KEY, 2, NOW)], "vanished"),
-        {"written": "held"},
-    ),
-    "acknowledge": (
-        lambda db, one: db.deliveries.acknowledge(one, KEY, "completed", NOW),
-        dict.fromkeys([state for state in STATES if state != "staged"], "acked"),  # late or not
-    ),
-}
+WRITTEN = {"staged_at": NOW, "written_at": NOW + 1}
 
 
 @pytest.mark.parametrize("state", ["dead", "expired", "bounced"])
 def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state: str) -> None:
     (one,) = record(ledger, 1)
-    ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
-    ledger.deliveries.give_up(one, KEY, state, "why")
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 2, "taken")])
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, NOW + 3, "removed")])  # once is enough
+    put(ledger, one, "bob", "written", **WRITTEN)
+    put(ledger, one, "bob", state, last_error="why")
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", NOW + 2, "taken")])
+    ledger.deliveries.mark_read([ReadDelivery(one, "bob", NOW + 3, "removed")])  # once is enough
     columns = "state, read_at, read_how, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
     log = "SELECT old_status, new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id"
@@ -78,13 +29,18 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
 
 
 @pytest.mark.parametrize(("taken", "read_at"), [(NOW + 3, NOW + 2), (NOW + 1, NOW + 1)])
+@pytest.mark.parametrize("has_left", [False, True])
 def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
-    ledger: Ledger, look: Look, taken: int, read_at: int
+    ledger: Ledger, look: Look, taken: int, read_at: int, has_left: bool
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.deliveries.mark_written([WrittenDelivery(one, KEY, 1, NOW, NOW + 1)])
-    ledger.deliveries.acknowledge(one, KEY, "failed", NOW + 2, "9-ab", "no such branch")
-    ledger.deliveries.mark_read([ReadDelivery(one, KEY, 1, taken, "removed")])
+    put(ledger, one, "bob", "written", **WRITTEN)
+    answer = {"ack_status": "failed", "answer_id": "9-ab", "answer_text": "no such branch"}
+    put(ledger, one, "bob", "acked", acked_at=NOW + 2, read_at=NOW + 2, **answer)
+    if has_left:
+        ledger.deliveries.mark_read([ReadDelivery(one, "bob", taken, "removed")])
+    else:
+        put(ledger, one, "bob", "acked", read_at=taken, read_how="removed")
     columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
         ("acked", read_at, "removed", "failed", "9-ab", "no such branch")
@@ -92,58 +48,85 @@ def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", MOVES)
-def test_a_call_moves_a_delivery_as_it_may(
-    ledger: Ledger, look: Look, name: str, state: str
+def test_what_is_held_has_a_reason_and_a_time_and_nothing_else_has(
+    ledger: Ledger, look: Look, state: str
 ) -> None:
     (one,) = record(ledger, 1)
-    ledger.deliveries.add_undelivered(
-        [(one, KEY, state, NOW, None, None), (one, "carol", state, NOW, None, None)]
+    for name in ("bob", "carol"):
+        put(ledger, one, name, state)
+    ledger.deliveries.hold([HeldDelivery(one, "bob", "why", NOW)])
+    ledger.deliveries.hold([HeldDelivery(message_id(2), "bob", "no such row", NOW)])
+    told = ("held", "why", NOW) if state == "held" else (state, None, None)
+    columns = "state, last_error, due_at"
+    assert look.all(f"SELECT {columns} FROM deliveries ORDER BY recipient") == [
+        told,
+        (state, None, None),
+    ]
+    ledger.deliveries.hold_rest("after a crash", NOW + 1)
+    rest = ("held", "after a crash", NOW + 1) if state == "held" else (state, None, None)
+    assert look.all(f"SELECT {columns} FROM deliveries ORDER BY recipient") == [told, rest]
+
+
+@pytest.mark.parametrize(
+    ("column", "states"),
+    [
+        ("last_error", {"written": None}),
+        ("due_at", {"read": NOW, "acked": NOW}),  # of an answer that is owed
+        ("obligation", dict.fromkeys(("expired", "bounced", "dead"), "given_up")),
+    ],
+)
+@pytest.mark.parametrize("state", STATES)
+def test_what_a_further_fact_leaves_as_it_is(
+    ledger: Ledger, look: Look, state: str, column: str, states: dict[str, Any]
+) -> None:
+    (one,) = record(ledger, 1)
+    put(ledger, one, "bob", "written", **WRITTEN)
+    put(ledger, one, "bob", "held", 2, last_error="why")
+    ledger.deliveries.set_obligations([ObligationFacts(one, "bob", "open")])
+    ledger.deliveries.hold([HeldDelivery(one, "bob", "why", NOW)])
+    again = {"written_at": NOW + 5} if state == "written" else {}
+    put(ledger, one, "bob", state, 2, **again)
+    others = {"last_error": "why", "due_at": None, "obligation": "open"}
+    found = look.one(f"SELECT {column} FROM deliveries")
+    assert found == states.get(state, others[column])
+
+
+def test_an_answer_is_not_owed_by_who_was_given_up(ledger: Ledger, look: Look) -> None:
+    one, two = record(ledger, 1, 2)
+    put(ledger, one, "bob", "dead", last_error="why")
+    put(ledger, two, "bob", "held", last_error="why", due_at=NOW + 1)
+    ledger.deliveries.set_obligations(
+        [ObligationFacts(name, "bob", "open", NOW + 9, 1) for name in (one, two, message_id(3))]
     )
-    call, moves = MOVES[name]
-    with ledger.transaction():
-        call(ledger, one)
-    assert look.state(one, KEY) == moves.get(state, state)
-    assert look.state(one, "carol") == state
+    columns = "obligation, due_at, reminders"
+    assert look.all(f"SELECT {columns} FROM deliveries ORDER BY message_id") == [
+        ("given_up", None, 1),
+        ("open", NOW + 1, 1),  # when it is tried again comes first
+    ]
 
 
 def test_every_hop_has_its_time(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 2)])
-    ledger.deliveries.acknowledge(one, "bob", "in_progress", NOW + 3)
+    put(ledger, one, "bob", "written", written_at=NOW + 1)
+    put(ledger, one, "bob", "read", read_at=NOW + 2)
+    said = {"acked_at": NOW + 3, "read_at": NOW + 3}
+    put(ledger, one, "bob", "acked", ack_status="in_progress", **said)
     columns = "staged_at, written_at, read_at, acked_at, ack_status, attempt, due_at, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [
         (NOW, NOW + 1, NOW + 2, NOW + 3, "in_progress", 1, None, None)
     ]
-    ledger.deliveries.acknowledge(one, "bob", "completed", NOW + 4)
+    put(ledger, one, "bob", "acked", ack_status="completed", acked_at=NOW + 4)
     assert look.all("SELECT acked_at, ack_status, read_at FROM deliveries") == [
         (NOW + 4, "completed", NOW + 2)
     ]
 
 
-def test_an_ack_is_a_reading_and_a_bounce_keeps_its_reason(ledger: Ledger, look: Look) -> None:
-    (one,) = record(ledger, 1)
-    stage(ledger, one, "bob", "carol")
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
-    ledger.deliveries.acknowledge(one, "bob", "received", NOW + 7)
-    ledger.deliveries.hold([HeldDelivery(one, "carol", 1, "inbox cannot be written", NOW + 100)])
-    ledger.deliveries.give_up(one, "carol", "bounced", "no longer an agent")
-    ledger.deliveries.add_undelivered([(one, "gone", "bounced", NOW, "no longer an agent", None)])
-    columns = "state, read_at, last_error, due_at"
-    assert look.all(f"SELECT {columns} FROM deliveries ORDER BY recipient") == [
-        ("acked", NOW + 7, None, None),
-        ("bounced", None, "no longer an agent", None),
-        ("bounced", None, "no longer an agent", None),
-    ]
-    assert ledger.deliveries.next_due() is None
-
-
 def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob", "carol")
-    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "inbox cannot be written", NOW + 100)])
+    put(ledger, one, "bob", "held")
+    ledger.deliveries.hold([HeldDelivery(one, "bob", "inbox cannot be written", NOW + 100)])
     assert look.all("SELECT attempt, due_at, last_error FROM deliveries WHERE state='held'") == [
         (1, NOW + 100, "inbox cannot be written")
     ]
@@ -153,9 +136,9 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
         DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None, None)
     ]
 
-    ledger.deliveries.hold([HeldDelivery(one, "bob", 1, "still", NOW + 300)])
+    ledger.deliveries.hold([HeldDelivery(one, "bob", "still", NOW + 300)])
     assert ledger.deliveries.next_due() == NOW + 300
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 300)])
+    put(ledger, one, "bob", "written", staged_at=NOW + 299, written_at=NOW + 300)
     assert ledger.deliveries.next_due() is None
     assert look.all("SELECT attempt, due_at FROM deliveries WHERE recipient='bob'") == [(1, None)]
 
@@ -163,29 +146,25 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
 def test_what_is_delivered_again_has_its_attempt(ledger: Ledger, look: Look) -> None:
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob")
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
-    ledger.deliveries.mark_written(
-        [WrittenDelivery(one, "bob", 1, NOW, NOW + 4)]
-    )  # a word too many
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 4)])
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 2, NOW + 5, NOW + 6)])
-    ledger.deliveries.mark_read(
-        [ReadDelivery(one, "bob", 1, NOW + 7)]
-    )  # of the file that was taken before
-    assert look.state(one, "bob") == "written"
-    assert look.all("SELECT attempt, staged_at, written_at FROM deliveries") == [
-        (2, NOW + 5, NOW + 6)
-    ]
+    put(ledger, one, "bob", "written", written_at=NOW + 1)
+    put(ledger, one, "bob", "written", written_at=NOW + 4)  # as found after a crash: not so exact
+    put(ledger, one, "bob", "read", read_at=NOW + 4)
+    columns = "attempt, staged_at, written_at, read_at"
+    assert look.all(f"SELECT {columns} FROM deliveries") == [(1, NOW, NOW + 1, NOW + 4)]
+    put(ledger, one, "bob", "held", 2, staged_at=NOW + 5)
+    put(ledger, one, "bob", "held", 2, staged_at=NOW + 6)  # its age is that of the attempt
+    assert look.all(f"SELECT {columns} FROM deliveries") == [(2, NOW + 5, NOW + 1, NOW + 4)]
+    put(ledger, one, "bob", "written", 2, staged_at=NOW + 7, written_at=NOW + 8)
+    put(ledger, one, "bob", "read", 1, read_at=NOW + 9)
+    assert look.all(f"SELECT {columns} FROM deliveries") == [(2, NOW + 7, NOW + 8, NOW + 9)]
 
 
 def test_the_next_one_due_is_the_earliest(ledger: Ledger) -> None:
     assert ledger.deliveries.next_due() is None
     (one,) = record(ledger, 1)
     stage(ledger, one, "a", "b", "c")
-    ledger.deliveries.hold(
-        HeldDelivery(one, name, 1, "x", NOW + due)
-        for name, due in (("a", 30), ("b", 10), ("c", 20))
-    )
+    for name, due in (("a", 30), ("b", 10), ("c", 20)):
+        put(ledger, one, name, "held", last_error="x", due_at=NOW + due)
     assert ledger.deliveries.next_due() == NOW + 10
     assert {held.recipient for held in ledger.deliveries.due(NOW + 20, 10)} == {"b", "c"}
     assert len(ledger.deliveries.due(NOW + 30, 2)) == 2
@@ -209,22 +188,23 @@ def test_what_stands_in_an_inbox(ledger: Ledger) -> None:
     for message in (one, two, three):
         stage(ledger, message, "bob", "carol")
     standing = [(one, "bob"), (two, "bob"), (two, "carol")]
-    ledger.deliveries.mark_written([WrittenDelivery(*key, 1, NOW, NOW) for key in standing])
-    ledger.deliveries.mark_read([ReadDelivery(two, "bob", 1, NOW)])
+    for key in standing:
+        put(ledger, *key, "written", written_at=NOW)
+    put(ledger, two, "bob", "read", read_at=NOW)
     assert ledger.deliveries.unread("bob") == {one: NOW}
     assert ledger.deliveries.unread("carol") == {two: NOW}
     assert ledger.deliveries.unread("nobody") == {}
-    ledger.deliveries.give_up(one, "bob", "dead", "no acknowledgment")
+    put(ledger, one, "bob", "dead", last_error="no acknowledgment")
     assert ledger.deliveries.unread("bob") == {one: NOW}  # it stands there all the same
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", 1, NOW + 1, "taken")])
+    put(ledger, one, "bob", "dead", read_at=NOW + 1, read_how="taken")
     assert ledger.deliveries.unread("bob") == {}
 
 
 def test_all_messages_has_what_was_sent_and_delivered(ledger: Ledger, look: Look) -> None:
     one, two = record(ledger, 1, 2)
     stage(ledger, one, "bob", "carol")
-    ledger.deliveries.mark_written([WrittenDelivery(one, "bob", 1, NOW, NOW + 1)])
-    ledger.deliveries.hold([HeldDelivery(one, "carol", 1, "inbox cannot be written", NOW + 100)])
+    put(ledger, one, "bob", "written", written_at=NOW + 1)
+    put(ledger, one, "carol", "held", last_error="inbox cannot be written", due_at=NOW + 100)
     all_messages = "FROM all_messages ORDER BY direction DESC, id, agent_name"
     assert look.all(f"SELECT direction, agent_name, target, file_path {all_messages}") == [
         ("outbox", "alice", "bob", f"agents/alice/outbox/{one}.msg"),

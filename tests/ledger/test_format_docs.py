@@ -16,7 +16,8 @@ from relay.ledger.file import SCHEMA_VERSION
 from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
 from tests.documents import read_page, tables
-from tests.ledger import test_deliveries, test_messages
+from tests.ledger import test_messages
+from tests.sound import moves
 
 pytestmark = pytest.mark.shows("ready 3.4")
 
@@ -66,13 +67,6 @@ def states(db: sqlite3.Connection, table: str) -> list[str]:
     return re.findall(r"'(\w+)'", re.findall(r"CHECK \(\w+ IN\s+\((.*?)\)", sql, flags=re.S)[0])
 
 
-def moves(heading: str) -> set[tuple[str, str]]:
-    """The (from, to) of a table of moves."""
-    return {
-        (old, new) for new, olds, _ in tables(DOCS, heading)[0] for old in re.findall(r"\w+", olds)
-    }
-
-
 def test_the_states_are_those_that_the_schema_allows(db: sqlite3.Connection) -> None:
     named = list(dict.fromkeys(row[0] for row in tables(DOCS, "Life of a row")[0]))
     assert sorted(named) == sorted(states(db, "messages"))
@@ -87,8 +81,6 @@ def test_the_moves_are_those_that_the_ledger_makes() -> None:
         if old != new
     }
     assert moves("Life of a row") == made
-    made = {move for _, allowed in test_deliveries.MOVES.values() for move in allowed.items()}
-    assert moves("Life of a delivery") == made
 
 
 def test_every_kind_of_incident_is_explained() -> None:

@@ -292,7 +292,7 @@ def test_a_read_of_the_same_turn_is_not_passed_over(
     report(box, offered(sent))
     write_report(str(box.root), "bob", [{"session": SESSION, "at": 9, **seen(sent)}])
     box.take("bob", sent)
-    monkeypatch.setattr(box.ledger.deliveries, "mark_read", denied)
+    monkeypatch.setattr(box.ledger.deliveries, "upsert", denied)
     with pytest.raises(PermissionError):
         box.tick()
     box.path(f"agents/bob/inbox/.read/{sent}.msg").unlink()  # and so the inbox does not tell it

@@ -1,9 +1,10 @@
-"""Ledger rows derived from the store's events, to restore rows lost in a crash.
+"""The ledger's rows of the store's events: a batch of them, or those of a journal.
 
-Applying the same events again gives the same rows, and so does writing them again. Times are those
-of the events: to the nanosecond where a record of the journal has it, else in whole seconds.
-However long the history, a projection holds the rows of one piece of it; what the next piece needs
-goes on with ``next_piece``.
+The running relay, recovery and a rebuild write these rows with the same code. Applying the same
+events again gives the same rows, and so does writing them again, in any number of pieces. Times
+are those of the events: to the nanosecond where a record of the journal has it, else in whole
+seconds. However long the history, a projection holds the rows of one piece of it; what the next
+piece needs goes on with ``next_piece``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from relay.base.incidents import Refusal
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.delivery.values import system_message_row
 from relay.engine import events, rules
-from relay.engine.events import Event
+from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
-from relay.ledger.deliveries import MAX_ATTEMPT, DeliveryFacts, ObligationFacts, ReadDelivery
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, ReadDelivery
 from relay.ledger.ledger import FileFacts, Ledger
 from relay.ledger.offers import OfferChange, Ring
 
@@ -35,18 +36,22 @@ _STATES = {
     DeliveryState.EXPIRED: "expired",
     DeliveryState.DEAD: "dead",
 }
-_TIMES = {"staged": "staged_at", "written": "written_at", "read": "read_at", "acked": "acked_at"}
+ENDED = ("bounced", "expired", "dead")
 Key = tuple[int, str]  # message id in the store, recipient
-Fact = TypeVar("Fact")
+Facts = TypeVar("Facts", DeliveryFacts, ObligationFacts)
 
 
 PIECE = 5_000  # messages, or four times as many deliveries: some 10 MiB
 
 
 class Projection:
-    """Applies events in their order and collects the rows."""
+    """Applies events in their order and collects the rows.
 
-    def __init__(self) -> None:
+    ``has_claims``: the ledger has the rows of the files.
+    """
+
+    def __init__(self, *, has_claims: bool = False) -> None:
+        self._has_claims = has_claims
         self.relay_ids: dict[int, str] = {}  # of the messages accepted in all pieces
         self.rows: dict[str, FileFacts] = {}  # by message id
         self.failures: list[tuple[str, Refusal, int]] = []  # message id, why, when (Unix ns)
@@ -89,19 +94,25 @@ class Projection:
         """Note that a writer started: what the one before had staged, it delivered."""
         self._started_ns = at_ns
 
+    def apply_all(self, fresh: Iterable[FreshEvent]) -> None:
+        """Apply events in their order, each with its time."""
+        handlers = _HANDLERS
+        for event, at_ns in fresh:
+            if (handler := handlers.get(type(event))) is not None:
+                self._at_ns = at_ns
+                handler(self, event)
+
     def apply(self, event: Event, at_ns: int, *, is_recent: bool = True) -> None:
-        """Apply one event.
+        """Apply one event of a journal; what does not fit is skipped.
 
         ``at_ns``: when it happened (Unix nanoseconds), 0: by its own seconds; ``is_recent``: it is
         after the checkpoint.
         """
         self._is_recent, self._is_exact = is_recent, bool(at_ns)
-        handler = _HANDLERS.get(type(event))
-        if handler is None:
+        if type(event) not in _HANDLERS:
             return
         try:
-            self._at_ns = at_ns or _seconds_of(event) * NS_PER_S
-            handler(self, event)
+            self.apply_all([(event, at_ns or _seconds_of(event) * NS_PER_S)])
         except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
             self.skipped.append(f"{exc!r}: {event}")  # it stays in the journal: the start goes on
 
@@ -113,108 +124,91 @@ class Projection:
         ``relay_id_of`` resolves messages accepted before these events. Returns how many messages
         it lacked, and a text about each fact that no row can hold.
         """
+        deliveries, offers, added = ledger.deliveries, ledger.offers, list[str]()
+        rows: tuple[tuple[Callable[[Sequence[Any]], object], Sequence[Any]], ...] = (
+            (lambda rows: added.extend(ledger.add(rows)), [*self.rows.values()]),
+            (deliveries.upsert, self._named(self.delivery_facts, relay_id_of)),
+            (deliveries.set_obligations, self._named(self.obligation_facts, relay_id_of)),
+            (deliveries.discard, self.discarded),
+            (deliveries.mark_read, self.late_reads),
+            (lambda failures: _fail(ledger, failures), self.failures),
+            (ledger.agents.add_references, self.references),
+            (offers.change, self.offers),
+            (offers.add_rings, self.rings),
+            (lambda refused: _reject(ledger, refused), self.rejections),
+        )
         skipped = [*self.skipped]
+        for write, facts in rows:
+            if facts:
+                skipped += ledger.project(write, facts, now_ns)
+        return len(added), skipped
 
-        def project(write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]) -> None:
-            skipped.extend(ledger.project(write, facts, now_ns))
-
-        known = ledger.rows(self.rows)
-        missing = [facts for one, facts in self.rows.items() if one not in known]
-        project(ledger.add, missing)
-        project(ledger.deliveries.restore, self._deliveries(relay_id_of, now_ns))
-        project(ledger.deliveries.restore_obligations, self._obligations(relay_id_of))
-        project(ledger.deliveries.discard, self.discarded)
-        project(ledger.deliveries.mark_read, self.late_reads)
-        project(lambda failures: _fail(ledger, failures), self.failures)
-        project(ledger.agents.add_references, self.references)
-        project(ledger.offers.change, self.offers)
-        project(ledger.offers.add_rings, self.rings)
-        project(lambda refused: _reject(ledger, refused), self.rejections)
-        return len(missing), skipped
-
-    def _deliveries(
-        self, relay_id_of: Callable[[int], str | None], now_ns: int
-    ) -> list[DeliveryFacts]:
-        rows: list[DeliveryFacts] = []
-        for (number, _), facts in self.delivery_facts.items():
+    def _named(
+        self, known: Mapping[Key, Facts], relay_id_of: Callable[[int], str | None]
+    ) -> list[Facts]:
+        """Facts with the ids of their messages; without those of messages that have none."""
+        named: list[Facts] = []
+        for (number, _), facts in known.items():
             relay_id = self.relay_ids.get(number) or relay_id_of(number)
             if relay_id is not None:
-                due_at = now_ns if facts.state == "held" else None
-                rows.append(facts._replace(message_id=relay_id, due_at=due_at))
-        return rows
+                facts.message_id = relay_id
+                named.append(facts)
+        return named
 
-    def _obligations(self, relay_id_of: Callable[[int], str | None]) -> list[ObligationFacts]:
-        named = (
-            (self.relay_ids.get(key[0]) or relay_id_of(key[0]), key)
-            for key in self.obligation_facts
-        )
-        return [
-            self.obligation_facts[key]._replace(message_id=name)
-            for name, key in named
-            if name is not None
-        ]
+    def _obligation(self, number: int, recipient: str) -> ObligationFacts:
+        key = number, recipient
+        facts = self.obligation_facts.get(key)
+        if facts is None:
+            facts = self.obligation_facts[key] = ObligationFacts("", recipient, "open")
+        return facts
 
     def _on_owed(self, event: events.Owed) -> None:
         for recipient in event.recipients:
-            before = self.obligation_facts.get(
-                (event.message_id, recipient), ObligationFacts("", recipient, "open")
-            )
-            after = before._replace(
-                obligation="open",
-                due_at=event.due_ms * NS_PER_MS or None,
-                ack_status=event.said or before.ack_status,
-                acked_at=self._at_ns if event.said else before.acked_at,
-            )
-            self.obligation_facts[event.message_id, recipient] = after
+            facts = self._obligation(event.message_id, recipient)
+            facts.obligation, facts.due_at = "open", event.due_ms * NS_PER_MS or None
+            if event.said:
+                facts.ack_status, facts.acked_at = event.said, self._at_ns
 
     def _on_reminded(self, event: events.Reminded) -> None:
-        key, due_at = (event.message_id, event.recipient), event.due_ms * NS_PER_MS
-        before = self.obligation_facts.get(key, ObligationFacts("", event.recipient, "open"))
-        count = max(before.reminders, event.reminders)  # it was given up once, and owed again
-        self.obligation_facts[key] = before._replace(due_at=due_at, reminders=count)
+        facts = self._obligation(event.message_id, event.recipient)
+        facts.due_at = event.due_ms * NS_PER_MS
+        # it was given up once, and owed again
+        facts.reminders = max(facts.reminders, event.reminders)
 
     def _on_owed_no_more(self, event: events.OwedNoMore) -> None:
         for recipient in event.recipients:
-            before = self.obligation_facts.get(
-                (event.message_id, recipient), ObligationFacts("", recipient, "open")
-            )
-            after = before._replace(
-                obligation="answered" if event.said else "given_up",
-                due_at=None,
-                ack_status=event.said or before.ack_status,
-                acked_at=self._at_ns if event.said else before.acked_at,
-            )
-            self.obligation_facts[event.message_id, recipient] = after
+            facts = self._obligation(event.message_id, recipient)
+            facts.obligation, facts.due_at = "answered" if event.said else "given_up", None
+            if event.said:
+                facts.ack_status, facts.acked_at = event.said, self._at_ns
 
     def _on_added(self, event: events.DeliveriesAdded) -> None:
         for number in event.message_ids:
-            self._update_delivery(number, event.recipient, "held")
+            self._hold(number, event.recipient, 1)
 
     def _on_staged(self, event: events.DeliveriesStaged) -> None:
         for number, recipient, attempt in event.deliveries:
-            self._update_delivery(number, recipient, "staged", attempt)
+            facts = self._delivery(number, recipient, attempt)
+            facts.state, facts.staged_at = "staged", self._at_ns
 
     def _on_received(self, event: events.MessageReceived) -> None:
-        self._update_delivery(event.message_id, event.participant, "read", how=event.how)
+        facts = self._delivery(event.message_id, event.participant)
+        self._read(facts)
+        facts.read_how = event.how or facts.read_how
 
     def _on_late_read(self, event: events.LateRead) -> None:
-        key = (event.message_id, event.recipient)
         if event.relay_id:
-            last, how = MAX_ATTEMPT, event.how
-            read = ReadDelivery(event.relay_id, event.recipient, last, self._at_ns, how)
+            read = ReadDelivery(event.relay_id, event.recipient, self._at_ns, event.how)
             self.late_reads.append(read)
             return
-        before = self.delivery_facts.get(key) or DeliveryFacts(
-            "", event.recipient, _STATES[event.state], 1
-        )
-        read_at = self._at_ns
-        if event.state is DeliveryState.ACKNOWLEDGED:
-            read_at = before.read_at or read_at
-        self.delivery_facts[key] = before._replace(read_at=read_at, read_how=event.how)
+        facts = self._delivery(event.message_id, event.recipient)
+        facts.state = _STATES[event.state]
+        facts.read_at, facts.read_how = _read_at(facts, self._at_ns), event.how
 
     def _on_dead_lettered(self, event: events.DeadLettered) -> None:
         for recipient in event.recipients:
-            self._update_delivery(event.message_id, recipient, "dead", why=event.last_error)
+            facts = self._delivery(event.message_id, recipient)
+            self._end(facts, event.message_id, "dead", event.last_error)
 
     def _on_discarded(self, event: events.DeadLetterDiscarded) -> None:
         self.discarded.append((event.relay_id, event.at * NS_PER_S))
@@ -222,8 +216,8 @@ class Projection:
     def _on_timed(self, event: events.DeliveryTimed) -> None:
         if event.delivery.state is not DeliveryState.SENT:
             return
-        attempt = event.delivery.attempt  # it could not be made
-        self._update_delivery(event.message_id, event.recipient, "held", attempt)
+        # it could not be made
+        self._hold(event.message_id, event.recipient, event.delivery.attempt)
 
     def _on_accepted(self, event: events.MessageSent) -> None:
         message = event.message
@@ -232,24 +226,27 @@ class Projection:
         if not isinstance(relay_id, str):
             return  # not sent through the relay
         self.relay_ids[message.id] = relay_id
-        if event.origin is not None:
-            self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
-        else:
+        if event.origin is None:
             self.rows[relay_id] = _system_row(message, relay_id)
+        elif not self._has_claims:
+            self.rows[relay_id] = FileFacts(relay_id, *astuple(event.origin))
         if self._is_recent:
             self.recent.append(relay_id)
-        at = message.created_at * NS_PER_S
-        names = str(metadata.get("attachments", "")).split()
-        self.references += [(one, relay_id, at) for one in names]
+        if names := metadata.get("attachments"):
+            self.references += [(one, relay_id, self._at_ns) for one in str(names).split()]
+        number, at = message.id, self._at_ns
         for recipient in event.recipients:
-            self._update_delivery(message.id, recipient, "held")
+            if recipient != ORCHESTRATOR:  # it is carried out, or not yet
+                facts = DeliveryFacts("", recipient, "held", 1, at)
+                self.delivery_facts[number, recipient] = facts
 
     def _on_refused(self, event: events.FileRefused) -> None:
         if not event.has_row:
             self.rejections.append((event, self._at_ns))
             return
         message_id = event.message_id
-        self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
+        if not self._has_claims:
+            self.rows.setdefault(message_id, FileFacts(message_id, *astuple(event.origin)))
         self.failures.append((message_id, Refusal(event.code, event.reason), self._at_ns))
         if self._is_recent:
             self.recent.append(message_id)
@@ -263,67 +260,81 @@ class Projection:
         self.rings.append(Ring(event.recipient, event.at_ns, *facts))
 
     def _on_deliveries_moved(self, event: events.DeliveriesMoved) -> None:
-        state = _STATES.get(event.state)
+        state, number = _STATES.get(event.state), event.message_id
         if state is None:
             return
         for recipient in event.recipients:
-            number = event.message_id
-            self._update_delivery(
-                number, recipient, state, event.attempt, said=event.said, why=event.why
-            )
-            obligation = self.obligation_facts.get((number, recipient))
-            if (
-                event.said and obligation is not None
-            ):  # the latest status counts, even after the answer
-                self.obligation_facts[number, recipient] = obligation._replace(
-                    ack_status=event.said, acked_at=self._at_ns
-                )
-            if event.answer_id:
-                delivery_facts = self.delivery_facts[number, recipient]
-                answer_id, text = event.answer_id, event.answer_text or None
-                self.delivery_facts[number, recipient] = delivery_facts._replace(
-                    answer_id=answer_id, answer_text=text
-                )
-            if state == "written" and self._is_recent:
-                self.written.add((number, recipient))
+            facts = self._delivery(number, recipient, event.attempt)
+            if recipient == ORCHESTRATOR and state in ("written", "acked"):
+                self._carry_out(facts)
+            elif state == "written":
+                self._write(facts)
+                if self._is_recent:
+                    self.written.add((number, recipient))
+            elif state == "acked":
+                self._acknowledge(facts, event)
+            elif state == "read":
+                self._read(facts)
+            else:
+                self._end(facts, number, state, event.why)
 
-    def _update_delivery(
-        self,
-        number: int,
-        recipient: str,
-        state: str,
-        attempt: int = 0,
-        *,
-        said: str = "",
-        why: str = "",
-        how: str = "",
-    ) -> None:
-        at = self._at_ns
-        before = self.delivery_facts.get((number, recipient)) or DeliveryFacts(
-            "", recipient, state, 0
-        )
-        changed: dict[str, Any] = {"state": state, "attempt": max(attempt, before.attempt, 1)}
-        if recipient == ORCHESTRATOR and state in ("written", "acked"):  # it has been carried out
-            changed |= {"state": "read", "staged_at": at, "written_at": at, "read_at": at}
-        elif state == "held" and (before.staged_at is None or attempt > before.attempt):
-            changed["staged_at"] = at  # its age counts from here
-        elif state in _TIMES:
-            changed[_TIMES[state]] = at
-        is_late = not self._is_exact or (before.staged_at or 0) < self._started_ns <= at
-        if state == "written":
-            changed["last_error"] = None
-        if state == "written" and before.state == "staged" and is_late:
-            # When exactly is not known after a crash: its recipient may have read it before now.
-            changed["written_at"] = before.staged_at
-        if state == "acked":  # an answer implies that it was read
-            changed["read_at"] = before.read_at or at
-        if said:
-            changed["ack_status"] = said
-        if why:
-            changed["last_error"] = why
-        if how:
-            changed["read_how"] = how
-        self.delivery_facts[number, recipient] = before._replace(**changed)
+    def _delivery(self, number: int, recipient: str, attempt: int = 1) -> DeliveryFacts:
+        """The facts of a delivery, of this attempt or a later one."""
+        facts = self.delivery_facts.get((number, recipient))
+        if facts is None:
+            facts = DeliveryFacts("", recipient, "", attempt or 1)
+            self.delivery_facts[number, recipient] = facts
+        elif attempt > facts.attempt:
+            facts.attempt = attempt
+        return facts
+
+    def _hold(self, number: int, recipient: str, attempt: int) -> None:
+        before = self.delivery_facts.get((number, recipient))
+        is_further = before is None or before.staged_at is None or attempt > before.attempt
+        facts = self._delivery(number, recipient, attempt)
+        facts.state = "held"
+        if is_further:  # its age counts from here
+            facts.staged_at = self._at_ns
+
+    def _carry_out(self, facts: DeliveryFacts) -> None:
+        """A command is delivered and read in one."""
+        at, facts.state = self._at_ns, "read"
+        facts.staged_at, facts.written_at, facts.read_at = at, at, at
+
+    def _write(self, facts: DeliveryFacts) -> None:
+        at, staged_at = self._at_ns, facts.staged_at
+        is_late = not self._is_exact or (staged_at or 0) < self._started_ns <= at
+        # When exactly is not known after a crash: its recipient may have read it before now.
+        facts.written_at = staged_at if facts.state == "staged" and is_late else at
+        facts.state, facts.last_error = "written", None
+
+    def _read(self, facts: DeliveryFacts) -> None:
+        facts.state, facts.read_at = "read", _read_at(facts, self._at_ns)
+
+    def _acknowledge(self, facts: DeliveryFacts, event: events.DeliveriesMoved) -> None:
+        at, said = self._at_ns, event.said
+        facts.state, facts.acked_at = "acked", at
+        facts.read_at = _read_at(facts, at)  # an answer implies that it was read
+        if said:  # the latest status counts, even after the answer
+            facts.ack_status = said
+            owed = self.obligation_facts.get((event.message_id, facts.recipient))
+            if owed is not None:
+                owed.ack_status, owed.acked_at = said, at
+        if event.answer_id:
+            facts.answer_id, facts.answer_text = event.answer_id, event.answer_text or None
+
+    def _end(self, facts: DeliveryFacts, number: int, state: str, why: str) -> None:
+        """A delivery is given up, and so is the answer to it."""
+        facts.state, facts.last_error = state, why or facts.last_error
+        owed = self.obligation_facts.get((number, facts.recipient))
+        if owed is not None and owed.obligation == "open":
+            owed.obligation, owed.due_at = "given_up", None
+
+
+def _read_at(facts: DeliveryFacts, at: int) -> int:
+    """When the file of the last attempt was read, if one more sign of it is of this time."""
+    known = facts.read_at
+    return at if known is None or known < (facts.written_at or 0) else min(known, at)
 
 
 def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:
