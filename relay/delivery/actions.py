@@ -48,7 +48,6 @@ from relay.delivery.values import (
     Pack,
     Prune,
 )
-from relay.delivery.view import StoreView
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
@@ -129,12 +128,12 @@ def execute(fields: dict[str, str], sender: str, lead: str | None, store: Engine
     return action.do(ControlCommand(name, given, sender, lead), store)
 
 
-def recorded_effects(fields: dict[str, str], sender: str, view: StoreView) -> Effects:
+def recorded_effects(fields: dict[str, str], sender: str, store: Engine) -> Effects:
     """The effects on the ledger of a command that was executed before a crash."""
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
     if name == CANCEL:
-        return recorded_cancellation(given.get("ID", ""), sender, view)
+        return recorded_cancellation(given.get("ID", ""), sender, store)
     if name == REGISTER_KEY:
         return _register_key(ControlCommand(name, given, sender, lead=sender)).effects
     return Effects(status_change=parse_status_command(name, given, sender))

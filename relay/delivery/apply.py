@@ -49,7 +49,6 @@ from relay.delivery.values import (
     SystemMessage,
     system_message_row,
 )
-from relay.delivery.view import StoreView
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
 
@@ -67,7 +66,6 @@ class StoreWriter:
         self, store: Engine, orchestrator: Orchestrator, clock: Clock, log: LogCall
     ) -> None:
         self._store = store
-        self._view = StoreView(store)
         self._orchestrator = orchestrator
         self._clock = clock
         self._log = log
@@ -99,11 +97,12 @@ class StoreWriter:
             stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
             files = tuple([replace(one, number=stored.id) for one in files])
         elif plan.message_id:
-            stored = self._view.find(plan.message_id)
+            stored = self._store.messages.find_by_relay_id(plan.message_id)
         if plan.answer is not None:
             self._record_answer(plan.subject, plan.answer)
         if plan.inbound is not None and stored and files:
-            if self._view.is_held(stored.id) or "not_before_ns" in (stored.metadata or ()):
+            waits = "not_before_ns" in (stored.metadata or ())
+            if waits or self._store.deliveries.is_held(stored.id):
                 files, deferred = self._hold(stored, files, plan.inbound.seen_at)
         own, effects = list[OutgoingFile | None](), plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
@@ -112,9 +111,9 @@ class StoreWriter:
             deferred += self._sticky_copies()
             deliveries, relay, at = self._store.deliveries, [ORCHESTRATOR], plan.command.at_ns
             deliveries.deliver(stored.id, relay, at_ns=at)
-            if self._view.expects_ack(stored):
+            if self._store.messages.expects_ack(stored):
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
-            notices = cancelled_notices(plan.subject, given.effects.cancelled, self._view)
+            notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
             said = (*_reply_of(plan.subject, given), *notices, *given.told)
             own = [self._own_file(one, stored) for one in said]
             own = [*self.store_messages([one for one in own if one is not None])]
@@ -128,7 +127,7 @@ class StoreWriter:
         """The files to be written now, and the deliveries that are not made yet."""
         if stored.not_before_ns > now_ns:
             why, due = waits_for(stored), stored.not_before_ns
-        elif self._view.is_held(stored.id):
+        elif self._store.deliveries.is_held(stored.id):
             why, due = CHANNEL_FULL, channel_full_until(stored, now_ns)
         else:  # its time has passed
             return files, []
@@ -171,7 +170,8 @@ class StoreWriter:
         """Copies for new subscribers, due now."""
         now = self._clock.now_ns()
         copies = [
-            (self._view.message(number), name) for number, name in self._store.channels.pop_sticky()
+            (self._store.messages.get(number), name)
+            for number, name in self._store.channels.pop_sticky()
         ]
         return [
             Deferral(copied.relay_id, name, STICKY, now)
@@ -185,15 +185,18 @@ class StoreWriter:
         Its time is when it was first stored, possibly a day after the event it describes.
         """
         message_id, message = one.message_id, one.message
-        kept, draft, recipients = self._view.find(message_id), None, one.recipients
+        kept, recipients = self._store.messages.find_by_relay_id(message_id), one.recipients
+        draft: Draft | None = None
         if kept is None:
-            is_answer = one.is_answer and stored is not None and self._view.expects_ack(stored)
+            is_answer = (
+                one.is_answer and stored is not None and self._store.messages.expects_ack(stored)
+            )
             at = max(one.at_ns, self._clock.now_ns())
             draft = _own_draft(one, at, stored if is_answer else None)
         else:
             at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
             message = message._replace(body=kept.content)
-            known = self._view.recipients(kept.id)
+            known = self._store.messages.recipients(kept.id)
             recipients = tuple([name for name in recipients if name in known])
             if not recipients:
                 return None
@@ -213,7 +216,7 @@ class StoreWriter:
         for file in files:
             if file.draft is not None:
                 try:
-                    kept = self._view.find(file.message_id) or self._accept(
+                    kept = self._store.messages.find_by_relay_id(file.message_id) or self._accept(
                         file.draft, ORCHESTRATOR
                     )
                 except (StoreFull, StoreCapacity):

@@ -20,7 +20,6 @@ from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector
 from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryRow
 from relay.ledger.ledger import Ledger
@@ -55,13 +54,13 @@ def find_message(message_id: str, sender: str, store: Engine, is_privileged: boo
     return Cancellation(message.id, message_id, sender)
 
 
-def recorded_cancellation(message_id: str, sender: str, view: StoreView) -> Effects:
+def recorded_cancellation(message_id: str, sender: str, store: Engine) -> Effects:
     """The effects on the ledger of one that was carried out before a crash."""
-    message = view.find(message_id)
+    message = store.messages.find_by_relay_id(message_id)
     if message is None:
         return NO_EFFECTS
     asked = Cancellation(message.id, message_id, sender)
-    states = view.deliveries(message.id).items()
+    states = store.deliveries.of(message.id).items()
     return Effects(
         cancelled=asked.ended([name for name, one in states if one.state is DeliveryState.EXPIRED])
     )

@@ -27,7 +27,7 @@ from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
 from relay.delivery.reads import GRACE_NS, ReadDetector
 from relay.delivery.reports import ReportReader
-from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
 from relay.reach.report import SUFFIX
 
@@ -45,7 +45,7 @@ class EventSource:
         *,
         home: Home,
         ledger: Ledger,
-        view: StoreView,
+        store: Engine,
         detection: DetectionSettings,
         reads: ReadDetector,
         reports: ReportReader,
@@ -59,7 +59,7 @@ class EventSource:
     ) -> None:
         self._home = home
         self._ledger = ledger
-        self._view = view
+        self._store = store
         self._detection = detection
         self._reads = reads
         self._reports = reports
@@ -254,8 +254,8 @@ class EventSource:
     def _was_sent(self, message_id: str, agent: str) -> bool:
         """True if the store knows the delivery, although the ledger does not."""
         with contextlib.suppress(OSError, FormatError):
-            stored = self._view.find(message_id, include_archived=True)
-            return stored is not None and agent in self._view.recipients(stored.id)
+            stored = self._store.messages.find_by_relay_id(message_id, include_archived=True)
+            return stored is not None and agent in self._store.messages.recipients(stored.id)
         return False
 
     def flush_reads(self) -> None:

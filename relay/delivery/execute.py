@@ -43,7 +43,6 @@ from relay.delivery.values import (
     Reminder,
     Subject,
 )
-from relay.delivery.view import StoreView
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryFacts
@@ -96,7 +95,6 @@ class PlanExecutor:
         is_verbose: bool,
     ) -> None:
         self._store = store
-        self._view = StoreView(store)
         self._events = events
         self._store_writer = store_writer
         self._canceller = canceller
@@ -205,7 +203,7 @@ class PlanExecutor:
         """A file without the recipients that got it before a crash."""
         if file.attempt or (plan.draft is not None and file.system is None):  # stored just now
             return file
-        known = self._view.deliveries(file.number)
+        known = self._store.deliveries.of(file.number)
         left = tuple(
             [
                 name
@@ -226,10 +224,8 @@ class PlanExecutor:
                 for recipient in file.recipients:
                     if (file.message_id, recipient) not in one.undelivered:
                         ready.append((file.number, recipient, file.attempt or 1))
-            bounced = self._view.find(plan.message_id) if changes.bounced else None
-            if bounced is not None:
-                for name, why in changes.bounced.items():
-                    self._store.deliveries.move(bounced.id, [name], DeliveryState.BOUNCED, why=why)
+            if changes.bounced:
+                self._bounce(plan.message_id, changes.bounced)
             for ended in changes.ended:
                 self._end(ended)
             for reminder in changes.reminders:
@@ -239,6 +235,12 @@ class PlanExecutor:
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
         self._events.commit()
+
+    def _bounce(self, message_id: str, reasons: Mapping[str, str]) -> None:
+        stored = self._store.messages.find_by_relay_id(message_id)
+        if stored is not None:
+            for name, why in reasons.items():
+                self._store.deliveries.move(stored.id, [name], DeliveryState.BOUNCED, why=why)
 
     def _end(self, one: EndedDelivery) -> None:
         if one.state is DeliveryState.DEAD:

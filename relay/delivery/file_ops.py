@@ -34,7 +34,7 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery.values import OUTBOX, OutboxFile, is_same
-from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
 from relay.engine.messages import KIND_OF
 from relay.ledger import archive_pack
 from relay.ledger.ledger import MessageRow
@@ -242,12 +242,12 @@ def inbox_files(dirs: Dirs, agent: str) -> set[str]:
     }
 
 
-def render_retry(dirs: Dirs, view: StoreView, row: MessageRow, attempt: int) -> bytes:
+def render_retry(dirs: Dirs, store: Engine, row: MessageRow, attempt: int) -> bytes:
     """The delivered file of a message, for its ``attempt``.
 
     Errors: MessageError when neither a file nor the store has it.
     """
-    stored = view.find(row.message_id)
+    stored = store.messages.find_by_relay_id(row.message_id)
     message = load_original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
@@ -262,7 +262,7 @@ def render_retry(dirs: Dirs, view: StoreView, row: MessageRow, attempt: int) -> 
         row.agent_name,
         row.discovered_at,
         row.checksum or "",
-        None if stored is None else view.channel_label(stored),
+        None if stored is None else store.channels.label(stored.channel_id),
         attempt,
     )
 

@@ -28,7 +28,6 @@ from relay.delivery.notifications import notice_about, unanswered_text
 from relay.delivery.plan import subject_of
 from relay.delivery.retry import RetryPause
 from relay.delivery.values import Effects, Plan, Subject
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
 from relay.ledger.ledger import Ledger
@@ -55,7 +54,6 @@ class IdleNotices:
         self._home = home
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._clock = clock
         self._log = log
         self._pause = RetryPause("idle notices", retry, clock, log)
@@ -150,8 +148,9 @@ class IdleNotices:
             for name, one in sessions.items()
             if one.key in self._idle and known.get(one.key) != one.state_at
         }
-        for number, owed in self._view.all_owed().items() if idle else ():
-            message, deliveries = self._view.message(number), self._view.deliveries(number)
+        for number, owed in self._store.state.owed.items() if idle else ():
+            message = self._store.messages.get(number)
+            deliveries = self._store.deliveries.of(number)
             for name in idle & owed.keys():
                 if message is not None and deliveries[name].state in HAS_IT:
                     yield name, message.relay_id or ""
@@ -161,11 +160,11 @@ class IdleNotices:
         now = self._clock.now_ns()
         plans: dict[str, Plan] = {}
         for agent, message_id in sorted(self._unanswered):
-            message = self._view.find(message_id)
-            if message is None or agent not in self._view.owed(message.id):
+            message = self._store.messages.find_by_relay_id(message_id)
+            if message is None or agent not in self._store.obligations.of(message.id):
                 continue  # answered in the meantime
             if message.sender in directory.agents:
-                text = unanswered_text(message, agent, self._view, now, is_idle=True)
+                text = unanswered_text(message, agent, self._store, now, is_idle=True)
                 subject, kind = subject_of(message), Kind.NOTIFICATION
                 one = notice_about(subject, message.sender, kind, text, f"idle {agent}")
                 plans[one.message_id] = Plan(subject, messages=(one,))
@@ -195,8 +194,8 @@ class IdleNotices:
     def _progress(self, one: PendingOperation) -> tuple[bool, str]:
         """True if the agent has the message; or the reason why it will not get it."""
         name, message_id = one.name, one.message_id
-        stored = self._view.find(message_id)
-        known = self._view.deliveries(stored.id).get(name) if stored else None
+        stored = self._store.messages.find_by_relay_id(message_id)
+        known = self._store.deliveries.of(stored.id).get(name) if stored else None
         if known is not None and known.state in HAS_IT:  # the ledger learns of it later
             return True, ""
         row = self._ledger.rows([message_id]).get(message_id)

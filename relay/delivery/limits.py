@@ -20,7 +20,7 @@ from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
 from relay.base.names import MSG_SUFFIX
 from relay.delivery.values import Inbound
-from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
 
 # An agent over its limit is looked at this often: a sync of the journal for each single message
 # would cost more than the messages do.
@@ -178,8 +178,8 @@ class ReplyLoop(NamedTuple):
 class ReplyLoops:
     """Detects reply loops. Owned by the loop."""
 
-    def __init__(self, view: StoreView, most: int, clock: Clock) -> None:
-        self._view = view
+    def __init__(self, store: Engine, most: int, clock: Clock) -> None:
+        self._store = store
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
@@ -194,7 +194,7 @@ class ReplyLoops:
         since = self._clock.now_ns() - LOOP_WINDOW_NS
         agents = {agent}
         for _ in range(self._most + 1):
-            stored = self._view.find(answers) if answers else None
+            stored = self._store.messages.find_by_relay_id(answers) if answers else None
             metadata = (stored.metadata or {}) if stored is not None else {}
             if stored is None or int(metadata.get("created_ns") or 0) < since:
                 return ""

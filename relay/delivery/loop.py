@@ -39,7 +39,6 @@ from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
 from relay.delivery.values import NO_EFFECTS, OUTBOX, Inbound, Job, Plan, Row, Subject
-from relay.delivery.view import StoreView
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
@@ -72,7 +71,6 @@ class Dispatcher:
         self._home = home
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._events = events
         self._flusher = flusher
         self._roller = roller
@@ -98,7 +96,7 @@ class Dispatcher:
         self.guard = directory_guard.DirectoryGuard(self._home)
         self._claimer = Claimer(ledger, clock, log)
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
-        self._reply_loops = ReplyLoops(self._view, config.limits.reply_depth, clock)
+        self._reply_loops = ReplyLoops(self._store, config.limits.reply_depth, clock)
 
     def _build_execution(self, store: Engine) -> None:
         """Build what executes plans."""
@@ -156,7 +154,7 @@ class Dispatcher:
         self._event_source = EventSource(
             home=self._home,
             ledger=ledger,
-            view=self._view,
+            store=self._store,
             detection=config.detection,
             reads=self._reads,
             reports=self._reports,
@@ -351,7 +349,7 @@ class Dispatcher:
             if message is not None and message.to.lower() == LEAD:
                 directory = self._statuses.directory(self._roster.lead())
             try:
-                planned = plan_file(inbound, directory, self._view)
+                planned = plan_file(inbound, directory, self._store)
             except Exception as exc:
                 planned = refuse_fault(inbound, exc, self._log)
             yield planned
@@ -379,7 +377,8 @@ class Dispatcher:
 
     def _is_known(self, inbound: Inbound) -> bool:
         """True if the store has accepted it before; it then stays accepted."""
-        return self._view.find(inbound.file.message_id, include_archived=True) is not None
+        message_id, find = inbound.file.message_id, self._store.messages.find_by_relay_id
+        return find(message_id, include_archived=True) is not None
 
     def _postpone(self, postponed: list[tuple[Inbound, str]]) -> None:
         """Leave files in their outboxes after a transient error, to be tried again."""

@@ -34,7 +34,6 @@ from relay.delivery.plan import subject_of
 from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
-from relay.delivery.view import StoreView
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
@@ -203,7 +202,6 @@ class Reminders:
         log: LogCall,
     ) -> None:
         self._store = store
-        self._view = StoreView(store)
         self._endings = endings
         self._clock = clock
         self._log = log
@@ -228,7 +226,7 @@ class Reminders:
         groups: dict[int, list[OverdueAnswer]] = {}
         for one in self._store.obligations.overdue(BATCH):
             groups.setdefault(one.message.id, []).append(one)
-        plans = [remind(group, directory, self._view, now) for group in groups.values()]
+        plans = [remind(group, directory, self._store, now) for group in groups.values()]
         if self._clock.monotonic_ns() >= self._next_check_ns:
             plans += self._plans_of_ended(directory, now)
             self._next_check_ns = self._clock.monotonic_ns() + CHECK_NS
@@ -254,7 +252,7 @@ class Reminders:
         """Tell senders once if the process of a recipient ended with its work begun."""
         begun = {
             (number, name, owed.since)
-            for number, known in self._view.all_owed().items()
+            for number, known in self._store.state.owed.items()
             for name, owed in known.items()
             if owed.said
         }
@@ -263,13 +261,13 @@ class Reminders:
         plans: list[Plan] = []
         ended = self._endings() if fresh else None
         for number, name, since in fresh:
-            message = self._view.message(number)
+            message = self._store.messages.get(number)
             how = ended(name, since * NS_PER_S) if ended else ""
             if message is None or not how:
                 continue
             self._told.add((number, name, since))
             if message.sender in directory.agents:
-                unanswered = unanswered_text(message, name, self._view, now_ns)
+                unanswered = unanswered_text(message, name, self._store, now_ns)
                 text, key = f"{how}; {unanswered}", f"ended {name} {since}"
                 subject = subject_of(message)
                 one = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
@@ -277,7 +275,7 @@ class Reminders:
         return plans
 
 
-def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, now_ns: int) -> Plan:
+def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_ns: int) -> Plan:
     """The notices about one message's overdue answers: to its recipients, and to its sender."""
     message = group[0].message
     subject = subject_of(message)
@@ -288,7 +286,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, view: StoreView, no
     reminders: list[Reminder] = []
     for one in group:
         name, owed = one.recipient, one.obligation
-        unanswered = unanswered_text(message, name, view, now_ns)
+        unanswered = unanswered_text(message, name, store, now_ns)
         gone, due_ms, count = directory.absence(name), one.next_due_ms, owed.reminders + 1
         if gone or one.is_exhausted:
             due_ms, count = 0, owed.reminders
@@ -350,10 +348,11 @@ def _reminder(message: Message, owed: Obligation, now_ns: int) -> str:
 
 
 def unanswered_text(
-    message: Message, name: str, view: StoreView, now_ns: int, *, is_idle: bool = False
+    message: Message, name: str, store: Engine, now_ns: int, *, is_idle: bool = False
 ) -> str:
     """The sender's line about a recipient: not read, read, or begun."""
-    owed, delivery = view.owed(message.id)[name], view.deliveries(message.id).get(name)
+    owed = store.obligations.of(message.id)[name]
+    delivery = store.deliveries.of(message.id).get(name)
     if owed.said:
         begun = BEGUN.get(owed.said, f"said {owed.said}")
         known = f"it {begun} {_ago(owed.since, now_ns)}"

@@ -38,9 +38,9 @@ from relay.delivery.values import (
     Subject,
     SystemMessage,
 )
-from relay.delivery.view import StoreView
 from relay.engine import rules
 from relay.engine.deliveries import SYSTEM
+from relay.engine.engine import Engine
 from relay.engine.retries import DEAD_LETTER_TOPIC
 from relay.ledger.ledger import MessageRow
 
@@ -48,34 +48,35 @@ REPEATED = Effects(may_repeat=True)
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
-def plan_file(inbound: Inbound, directory: Directory, view: StoreView) -> Plan:
+def plan_file(inbound: Inbound, directory: Directory, store: Engine) -> Plan:
     """Plan one file. Errors: FormatError, OSError if an archive has to be read and cannot be."""
     if inbound.refusal is not None:
         return refuse(inbound, inbound.refusal)
     message = inbound.message
     assert message is not None  # a file without a message has a refusal
-    sender, stored = inbound.file.agent, _find_stored(inbound, view)
+    sender, stored = inbound.file.agent, _find_stored(inbound, store)
     ttl_s = message.ttl_s
     if ttl_s and stored is None and inbound.seen_at > inbound.sent_at + ttl_s * NS_PER_S:
         reason = f"its TTL of {ttl_s} s passed before it could be delivered"
         return refuse(inbound, Refusal(RefusalCode.EXPIRED, reason))
-    route = router.route(message, sender, directory, view)
+    route = router.route(message, sender, directory, store)
     if isinstance(route, Bounce) and stored is not None:
-        route = router.route_again(sender, sorted(view.recipients(stored.id)))
+        route = router.route_again(sender, sorted(store.messages.recipients(stored.id)))
     if stored is None and "NOT-BEFORE" in message.headers and isinstance(route, Route):
-        if refusal := router.check_not_before(inbound, message, route, view):
+        if refusal := router.check_not_before(inbound, message, route, store):
             return refuse(inbound, refusal)
     if stored is None and route.answers is not None:
-        if refusal := router.check_choice(inbound, message, route.answers, view):
+        if refusal := router.check_choice(inbound, message, route.answers, store):
             return refuse(inbound, refusal)
     answer = None if route.answers is None else _answer(inbound, message, route.answers)
     if isinstance(route, Bounce):  # the answer counts, even without its sender
         return refuse(inbound, Refusal(route.code, route.reason), answer)
-    draft = _draft(inbound, message, route, view) if stored is None else None
+    draft = _draft(inbound, message, route, store) if stored is None else None
     effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
     plan = Plan(inbound.subject, inbound, None, draft, answer, effects=effects)
-    if stored is None or view.is_live(stored.id):  # else it is long done, and rolled out
-        return _plan_deliveries(plan, message, stored, route, directory, view)
+    # else it is long done, and rolled out
+    if stored is None or stored.id in store.state.deliveries:
+        return _plan_deliveries(plan, message, stored, route, directory, store)
     return plan
 
 
@@ -141,13 +142,13 @@ def notices_of_end(
 
 
 def end_delivery(
-    one: EndedDelivery, row: MessageRow | None, directory: Directory, view: StoreView
+    one: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
     changes = DeliveryChanges(ended=(one,))
     if row is None:
         return Plan(Subject(one.message_id), changes=changes)
-    verb = "acknowledged by" if _was_delivered(one, view) else "delivered to"
+    verb = "acknowledged by" if _was_delivered(one, store) else "delivered to"
     text = f"not {verb} {one.recipient}: {one.reason}"
     if one.state is DeliveryState.DEAD:
         text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
@@ -158,18 +159,18 @@ def end_delivery(
     messages = told.messages
     if one.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
-        messages += _dead_letter_notice(subject, f"{about}: {one.reason}", key, directory, view)
+        messages += _dead_letter_notice(subject, f"{about}: {one.reason}", key, directory, store)
     return replace(told, messages=messages, changes=changes)
 
 
 def cancelled_notices(
-    by: Subject, ended: tuple[EndedDelivery, ...], view: StoreView
+    by: Subject, ended: tuple[EndedDelivery, ...], store: Engine
 ) -> tuple[SystemMessage, ...]:
     """The notice to the sender of a message that somebody else took back; ``by``: the command.
 
     A nack, which ends its waiting for an answer.
     """
-    message = view.message(ended[0].number) if ended else None
+    message = store.messages.get(ended[0].number) if ended else None
     if message is None or message.sender == by.agent:
         return ()
     names = ", ".join(one.recipient for one in ended)
@@ -201,11 +202,11 @@ def system_message(
     return SystemMessage(message_id, message, subject.at_ns, (to,), is_answer)
 
 
-def _find_stored(inbound: Inbound, view: StoreView) -> Message | None:
+def _find_stored(inbound: Inbound, store: Engine) -> Message | None:
     """The message as stored before a crash or a transient error."""
-    stored = view.find(inbound.file.message_id)
+    stored = store.messages.find_by_relay_id(inbound.file.message_id)
     if stored is None and inbound.row is Row.REPEATED:  # a crash came before its row was completed
-        stored = view.find(inbound.file.message_id, include_archived=True)
+        stored = store.messages.find_by_relay_id(inbound.file.message_id, include_archived=True)
     return stored
 
 
@@ -216,16 +217,16 @@ def _answer(inbound: Inbound, message: MessageFile, original: Message) -> Answer
     return Answer(original, status, text, ends, inbound.discovered_at)
 
 
-def _draft(inbound: Inbound, message: MessageFile, route: Route, view: StoreView) -> Draft:
+def _draft(inbound: Inbound, message: MessageFile, route: Route, store: Engine) -> Draft:
     """The message as the engine gets it."""
     at_ns = inbound.discovered_at
     new = router.new_message(
         message, inbound.file.message_id, at_ns, route.answers, inbound.sent_at
     )
     if route.recipients is None:
-        channel = view.channel(route.channel)
+        channel = store.channels.find_by_name(route.channel)
         assert channel is not None  # the route was made from it
-        recipients = view.route(channel, inbound.file.agent, new)
+        recipients = store.messages.route(channel, inbound.file.agent, new)
         route = replace(route, recipients=recipients)
     return Draft(route, new)
 
@@ -236,7 +237,7 @@ def _plan_deliveries(
     stored: Message | None,
     route: Route,
     directory: Directory,
-    view: StoreView,
+    store: Engine,
 ) -> Plan:
     """Plan files for recipients with an inbox; the others bounce. One may be the orchestrator."""
     inbound = plan.inbound
@@ -244,9 +245,9 @@ def _plan_deliveries(
     recipients: tuple[str, ...] = plan.draft.route.recipients or () if plan.draft else ()
     known: Mapping[str, Delivery] = {}
     if stored is not None:
-        recipients, known = view.recipients(stored.id), view.deliveries(stored.id)
+        recipients, known = store.messages.recipients(stored.id), store.deliveries.of(stored.id)
     messages: list[SystemMessage] = []
-    if not recipients and (reason := _no_recipients(message, route, view)):
+    if not recipients and (reason := _no_recipients(message, route, store)):
         messages.append(reply(plan.subject, Kind.NACK, reason))
     targets: list[str] = []
     gone: dict[str, str] = {}
@@ -257,7 +258,7 @@ def _plan_deliveries(
         elif why and (stored is None or known[name].state is DeliveryState.SENT):
             gone[name] = why
     if ORCHESTRATOR in recipients:
-        plan = _plan_command(plan, inbound.original or message, view)
+        plan = _plan_command(plan, inbound.original or message, store)
     if gone:
         text = _bounced_text(gone, inbound.file.file_name)
         messages.append(reply(plan.subject, Kind.NACK, text))
@@ -279,36 +280,36 @@ def _plan_deliveries(
     return replace(plan, files=files) if files else plan
 
 
-def _plan_command(plan: Plan, message: MessageFile, view: StoreView) -> Plan:
+def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
     """Have the orchestrator carry the message out; if it has before a crash, reply as then."""
     for kind in (Kind.ACK, Kind.NACK):
-        said = view.find(plan.subject.reply_id(plan.subject.agent, str(kind)))
+        said = store.messages.find_by_relay_id(plan.subject.reply_id(plan.subject.agent, str(kind)))
         if said is None:
             continue
         effects = plan.effects
         if kind is Kind.ACK and message.kind is Kind.COMMAND:
             # what goes into the ledger with it may not have got there
-            effects = recorded_effects(command_fields(message), plan.subject.agent, view)
+            effects = recorded_effects(command_fields(message), plan.subject.agent, store)
             effects = replace(effects, may_repeat=plan.effects.may_repeat)
         return replace(
             plan,
             command=Command(message, plan.subject.at_ns, is_done=True),
             messages=(  # they say what they said then
                 reply(plan.subject, kind, ""),
-                *cancelled_notices(plan.subject, effects.cancelled, view),
+                *cancelled_notices(plan.subject, effects.cancelled, store),
             ),
             effects=effects,
         )
     return replace(plan, command=Command(message, plan.subject.at_ns))
 
 
-def _no_recipients(message: MessageFile, route: Route, view: StoreView) -> str:
+def _no_recipients(message: MessageFile, route: Route, store: Engine) -> str:
     """The nack for a message without recipients; empty if a sticky channel keeps it."""
     if route.channel_type is not ChannelType.PUB_SUB:
         if route.channel == EVERYONE_CHANNEL:
             return "no recipients: there are no other active agents"
         return f"no recipients: {route.channel} has no other members"
-    channel = view.channel(route.channel)
+    channel = store.channels.find_by_name(route.channel)
     if channel is not None and channel.config.sticky_messages:
         return ""  # later subscribers get it
     return (
@@ -330,25 +331,26 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def _was_delivered(one: EndedDelivery, view: StoreView) -> bool:
+def _was_delivered(one: EndedDelivery, store: Engine) -> bool:
     """True if only the acknowledgment is missing."""
-    message, known = view.message(one.number), view.deliveries(one.number).get(one.recipient)
-    if message is None or known is None or not view.expects_ack(message):
+    message = store.messages.get(one.number)
+    known = store.deliveries.of(one.number).get(one.recipient)
+    if message is None or known is None or not store.messages.expects_ack(message):
         return False
     return one.attempt > 1 or known.state is not DeliveryState.SENT
 
 
 def _dead_letter_notice(
-    subject: Subject, text: str, key: str, directory: Directory, view: StoreView
+    subject: Subject, text: str, key: str, directory: Directory, store: Engine
 ) -> tuple[SystemMessage, ...]:
     """The notice on the system topic, if the system channel exists and an agent gets it."""
-    channel = view.channel(SYSTEM)
+    channel = store.channels.find_by_name(SYSTEM)
     if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
         return ()
     headers = {"TOPIC": DEAD_LETTER_TOPIC, "RE": subject.message_id}
     message = MessageFile(f"#{SYSTEM}", Kind.NOTIFICATION, headers, f"{text}\n".encode())
     new = router.new_message(message, "", subject.at_ns, None)
-    reached = view.route(channel, ORCHESTRATOR, new)
+    reached = store.messages.route(channel, ORCHESTRATOR, new)
     targets = tuple(name for name in reached if name in directory.agents)
     message_id = derived_id(subject.at_ns, "dead", subject.message_id, key)
     return (SystemMessage(message_id, message, subject.at_ns, targets),)

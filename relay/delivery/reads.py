@@ -36,7 +36,6 @@ from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.record import LedgerWriter
-from relay.delivery.view import StoreView
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED, TAKEN
@@ -64,7 +63,6 @@ class ReadDetector:
         self._home = home
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._events = events
         self._ledger_writer = ledger_writer
         self._metrics = metrics
@@ -172,8 +170,8 @@ class ReadDetector:
         self._missing.pop((agent, message_id), None)
         if (agent, message_id) in self._read:
             return
-        stored = self._view.find(message_id)
-        known = self._view.deliveries(stored.id) if stored else {}
+        stored = self._store.messages.find_by_relay_id(message_id)
+        known = self._store.deliveries.of(stored.id) if stored else {}
         now = self._clock.now_ns()
         if stored is not None and agent in known:
             self._store.deliveries.receive(stored.id, agent, how, now)
@@ -199,10 +197,10 @@ class ReadDetector:
             if row is None or row.state != "written" or (agent, message_id) in self._vanished:
                 continue
             attempt = row.attempt + 1
-            stored = self._view.find(message_id)
+            stored = self._store.messages.find_by_relay_id(message_id)
             is_known = False
             if stored is not None:
-                known = self._view.deliveries(stored.id).get(agent)
+                known = self._store.deliveries.of(stored.id).get(agent)
                 attempt = max(attempt, known.attempt + 1 if known else 0)
                 is_known = self._store.deliveries.postpone(stored.id, agent, attempt, now)
             if not is_known:  # no event speaks of it

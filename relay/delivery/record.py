@@ -28,7 +28,6 @@ from relay.delivery.values import (
     Plan,
     Row,
 )
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.events import FreshEvent
 from relay.ledger.check import describe_skipped
@@ -54,7 +53,6 @@ class LedgerWriter:
     ) -> None:
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._events = events
         self._first_pause_s = first_pause_s
         self._clock = clock
@@ -124,18 +122,14 @@ class LedgerWriter:
     ) -> None:
         """Record what only the ledger has; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
-        senders = set[str]()
+        known, senders = self._store.state.deliveries, set[str]()
         done: list[str] = []
         held: list[HeldDelivery] = []
         for one in batch:
             inbound, plan = one.plan.inbound, one.plan
-            left += [
-                _end_of(ended)
-                for ended in plan.changes.ended
-                if not self._view.is_live(ended.number)
-            ]
-            if plan.answer is not None and not self._view.is_live(plan.answer.original.id):
-                self._record_late_answer(plan, plan.answer)
+            left += [_end_of(ended) for ended in plan.changes.ended if ended.number not in known]
+            if (answer := plan.answer) is not None and answer.original.id not in known:
+                self._record_late_answer(plan, answer)
             if one.undelivered or one.deferred:
                 held += self._held(one, now)
             if one.effects is not NO_EFFECTS:
@@ -250,7 +244,7 @@ class LedgerWriter:
         acked.acked_at, acked.ack_status = at, answer.status
         acked.answer_id, acked.answer_text = plan.message_id or None, answer.text or None
         deliveries.upsert([acked])
-        if answer.ends and self._view.tracks_answer(answer.original):
+        if answer.ends and self._store.obligations.tracks(answer.original):
             deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])
 
     def _record_effects(self, one: Applied, now: int) -> None:

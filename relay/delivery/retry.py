@@ -23,7 +23,6 @@ from relay.delivery.execute import ExecutionResult, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger.deliveries import DeliveryFacts, DeliveryRow, HeldDelivery
@@ -83,7 +82,6 @@ class DeferredQueue:
         self._log = log
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._config = config
         self._clock = clock
         self._released: set[int] = set()  # engine ids that were made due, and not yet delivered
@@ -137,7 +135,7 @@ class DeferredQueue:
         fresh = ready - self._released
         self._released = ready
         if fresh:
-            messages = (self._view.message(number) for number in sorted(fresh))
+            messages = (self._store.messages.get(number) for number in sorted(fresh))
             ids = [m.relay_id for m in messages if m is not None and m.relay_id is not None]
             with self._ledger.transaction():
                 self._ledger.deliveries.release(ids, now)
@@ -152,7 +150,7 @@ class DeferredQueue:
                 gone.last_error = "its row is gone"
                 self._ledger.deliveries.upsert([gone])
             return None
-        stored = self._view.find(held.message_id)
+        stored = self._store.messages.find_by_relay_id(held.message_id)
         is_early = stored is not None and stored.not_before_ns > now  # recovery makes it due
         if stored is not None and is_early and not directory.absence(held.recipient):
             self._hold(held, waits_for(stored), stored.not_before_ns)
@@ -163,7 +161,7 @@ class DeferredQueue:
             state, reason = end
             number, attempt = stored.id if stored else 0, held.attempt
             ended = EndedDelivery(number, held.message_id, held.recipient, state, attempt, reason)
-            return end_delivery(ended, row, directory, self._view)
+            return end_delivery(ended, row, directory, self._store)
         if stored is not None and is_throttled:
             self._hold(held, CHANNEL_FULL, channel_full_until(stored, now))
             return None
@@ -198,7 +196,7 @@ class DeferredQueue:
 
     def _is_throttled(self, stored: Message) -> bool:
         """True while its channel throttles a message."""
-        return self._view.is_held(stored.id) and stored.id not in self._released
+        return self._store.deliveries.is_held(stored.id) and stored.id not in self._released
 
     def _attempt(
         self, dirs: Dirs, held: DeliveryRow, row: MessageRow, stored: Message | None, now: int
@@ -206,7 +204,7 @@ class DeferredQueue:
         """A plan that delivers it; None if its file cannot be made now, and it is retried later."""
         pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
         try:
-            data = render_retry(dirs, self._view, row, held.attempt)
+            data = render_retry(dirs, self._store, row, held.attempt)
         except (OSError, UnsafePath, MessageError) as exc:
             self._hold(held, str(exc), now + pause_s * NS_PER_S)
             return None
@@ -238,7 +236,6 @@ class RetryQueue:
     ) -> None:
         self._ledger = ledger
         self._store = store
-        self._view = StoreView(store)
         self._clock = clock
         self._log = log
         self._pause = RetryPause("retries", retry, clock, log)
@@ -270,7 +267,7 @@ class RetryQueue:
                 ended = _ended(gone, DeliveryState.BOUNCED)
             else:
                 ended = _ended(one, DeliveryState[one.decision.name])
-            ends.append(end_delivery(ended, row, directory, self._view))
+            ends.append(end_delivery(ended, row, directory, self._store))
         attempts = [self._attempt(dirs, group, rows) for group in again.values()]
         return [plan for plan in attempts if plan is not None] + ends
 
@@ -305,7 +302,7 @@ class RetryQueue:
         number, attempt, row = group[0].message.id, group[0].attempt, rows[_relay_id(group[0])]
         recipients = tuple(one.recipient for one in group)
         try:
-            data = render_retry(dirs, self._view, row, attempt)
+            data = render_retry(dirs, self._store, row, attempt)
         except MessageError as exc:  # not while the engine knows it
             self._store.retries.dead_letter(number, recipients, str(exc))
             return None

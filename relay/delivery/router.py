@@ -50,7 +50,7 @@ from relay.base.names import (
 )
 from relay.base.text import did_you_mean
 from relay.delivery.values import Inbound, Route
-from relay.delivery.view import StoreView
+from relay.engine.engine import Engine
 from relay.engine.messages import KIND_OF, NewMessage
 
 MOST_COMPARED = 50  # agents, for a suggestion: a millisecond or two
@@ -84,12 +84,10 @@ class Bounce(NamedTuple):
     answers: Message | None = None  # what it answers all the same: its sender alone is gone
 
 
-def route(
-    message: MessageFile, sender: str, directory: Directory, view: StoreView
-) -> Route | Bounce:
+def route(message: MessageFile, sender: str, directory: Directory, store: Engine) -> Route | Bounce:
     """Choose the recipients of one message."""
     if message.kind in ANSWERS:
-        return _route_answer(message, sender, directory, view)
+        return _route_answer(message, sender, directory, store)
     if message.kind in CONTROL_KINDS and message.to != ORCHESTRATOR:
         return _route_control(message, sender)
     if message.to == EVERYONE:
@@ -104,8 +102,8 @@ def route(
             shown_channel=EVERYONE_CHANNEL,
         )
     if message.to.startswith("#"):
-        return _route_channel(message.to[1:], view)
-    if _is_alias(message, directory, view):
+        return _route_channel(message.to[1:], store)
+    if _is_alias(message, directory, store):
         name = directory.lead or lead_by_name(directory.agents)
         if not name:
             return Bounce(
@@ -117,12 +115,12 @@ def route(
     return _route_direct(message.to, sender, directory)
 
 
-def _is_alias(message: MessageFile, directory: Directory, view: StoreView) -> bool:
+def _is_alias(message: MessageFile, directory: Directory, store: Engine) -> bool:
     """True if TO means the lead, and neither an agent so named nor the sender of RE."""
     to, answers = message.to, message.headers.get("RE")
     if to.lower() != LEAD or to in directory.agents:
         return False
-    original = view.find(answers) if answers else None
+    original = store.messages.find_by_relay_id(answers) if answers else None
     return original is None or original.sender != to
 
 
@@ -170,13 +168,13 @@ def _direct(sender: str, other: str) -> Route:
     return Route(direct_channel_name(sender, other), ChannelType.DIRECT, (sender, other), (other,))
 
 
-def _route_channel(name: str, view: StoreView) -> Route | Bounce:
+def _route_channel(name: str, store: Engine) -> Route | Bounce:
     if name.startswith(DIRECT_PREFIX):
         reason = f"#{name} is a direct channel: write to the agent by its name"
         return Bounce(RefusalCode.CHANNEL, reason)
     if name == EVERYONE_CHANNEL:
         return Bounce(RefusalCode.CHANNEL, f"#{name} means every agent: write TO: {EVERYONE}")
-    channel = view.channel(name)
+    channel = store.channels.find_by_name(name)
     if channel is None:
         return Bounce(
             RefusalCode.CHANNEL,
@@ -187,20 +185,20 @@ def _route_channel(name: str, view: StoreView) -> Route | Bounce:
 
 
 def _route_answer(
-    message: MessageFile, sender: str, directory: Directory, view: StoreView
+    message: MessageFile, sender: str, directory: Directory, store: Engine
 ) -> Route | Bounce:
     """Route an answer through the channel of its original, to the original's sender alone."""
-    original = find_original(message, sender, view)
+    original = find_original(message, sender, store)
     if isinstance(original, Bounce):
         return original
-    channel = view.channel_of(original)
+    channel = store.channels.find(original.channel_id)
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
             return _answers_nothing(
                 f"a response answers a query, and {_relay_id(original)} is not a query: "
                 "send it as KIND message with RE"
             )
-    elif not view.expects_ack(original):
+    elif not store.messages.expects_ack(original):
         why = "only a command, a query or a message sent with DELIVERY at-least-once does"
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
@@ -217,7 +215,8 @@ def _route_answer(
             f"its sender {original.sender} is no longer an agent; it is recorded as answered",
             original,
         )
-    if not view.is_participant(channel, sender):  # it has left; answering does not join again
+    # who has left does not join again by answering
+    if not store.channels.is_participant(channel.id, sender):
         return replace(_direct(sender, original.sender), answers=original)
     return Route(
         channel.name,
@@ -229,27 +228,28 @@ def _route_answer(
     )
 
 
-def find_original(message: MessageFile, sender: str, view: StoreView) -> Message | Bounce:
+def find_original(message: MessageFile, sender: str, store: Engine) -> Message | Bounce:
     """The message that an answer answers: named by RE, or the only one in THREAD awaiting it."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
-            original = view.find(relay_id, include_archived=True)
+            original = store.messages.find_by_relay_id(relay_id, include_archived=True)
         except (OSError, FormatError) as exc:
             return _answers_nothing(f"RE {relay_id} cannot be looked up: {exc}")
         if original is None:
             return _answers_nothing(f"RE {relay_id} does not name a message known to the relay")
-        if sender not in view.recipients(original.id):
+        if sender not in store.messages.recipients(original.id):
             return _answers_nothing(f"RE {relay_id} was not sent to {sender}")
         return original
     thread = message.headers["THREAD"]
     asked = [
         candidate
-        for candidate in view.thread(uuid4_of(thread))
-        if sender in view.recipients(candidate.id) and view.expects_ack(candidate)
+        for candidate in store.messages.thread_in_store(uuid4_of(thread))
+        if sender in store.messages.recipients(candidate.id)
+        and store.messages.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.
-    waiting = [one for one in asked if not view.is_answered(one.id, sender)] or asked
+    waiting = [one for one in asked if not store.deliveries.is_answered(one.id, sender)] or asked
     if len(waiting) != 1:
         return _answers_nothing(
             f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
@@ -263,15 +263,15 @@ def _answers_nothing(reason: str) -> Bounce:
 
 
 def check_not_before(
-    inbound: Inbound, message: MessageFile, route: Route, view: StoreView
+    inbound: Inbound, message: MessageFile, route: Route, store: Engine
 ) -> Refusal | None:
     """Why NOT-BEFORE cannot be kept; None if it can."""
     at = later_time(message.headers["NOT-BEFORE"], inbound.sent_at)
     if message.ttl_s and at >= inbound.sent_at + message.ttl_s * NS_PER_S:
         reason = f"its TTL of {message.ttl_s} s is over before NOT-BEFORE"
         return Refusal(RefusalCode.MALFORMED, reason)
-    channel = view.channel(route.channel)
-    if channel is not None and view.is_limited(channel):
+    channel = store.channels.find_by_name(route.channel)
+    if channel is not None and store.channels.settings(channel.id).max_pending is not None:
         return Refusal(
             RefusalCode.CHANNEL,
             f"#{channel.name} has max_pending, and would take no other message until NOT-BEFORE: "
@@ -281,7 +281,7 @@ def check_not_before(
 
 
 def check_choice(
-    inbound: Inbound, message: MessageFile, original: Message, view: StoreView
+    inbound: Inbound, message: MessageFile, original: Message, store: Engine
 ) -> Refusal | None:
     """Why an answer to a question with OPTIONS is refused; None if it is not.
 
@@ -291,7 +291,7 @@ def check_choice(
     options = options_of((original.metadata or {}).get("h.OPTIONS"))
     if not options or message.kind is Kind.ACK:
         return None
-    if over := _why_over(inbound, message, original, view):
+    if over := _why_over(inbound, message, original, store):
         return Refusal(RefusalCode.ANSWERS_NOTHING, over)
     said = message.body.decode().strip().partition("\n")[0].strip()
     if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
@@ -300,13 +300,14 @@ def check_choice(
     return None
 
 
-def _why_over(inbound: Inbound, message: MessageFile, original: Message, view: StoreView) -> str:
+def _why_over(inbound: Inbound, message: MessageFile, original: Message, store: Engine) -> str:
     """Why a question awaits no answer of this sender any more; empty if it does."""
     sender, metadata = inbound.file.agent, original.metadata or {}
-    given = view.deliveries(original.id).get(sender)
+    given = store.deliveries.of(original.id).get(sender)
     if given is not None and given.state is DeliveryState.EXPIRED:
         return f"{_relay_id(original)} was withdrawn, or is over: nobody waits for an answer"
-    if sender not in view.owed(original.id) and (first := _first_answer(original, sender, view)):
+    owes = sender in store.obligations.of(original.id)
+    if not owes and (first := _first_answer(original, sender, store)):
         return f"{_relay_id(original)} was answered by {sender} {first}"
     waits_ms = permission_ms(metadata.get(f"h.{PERMISSION}"))
     over = int(metadata.get("created_ns") or 0) + waits_ms * NS_PER_MS
@@ -315,9 +316,10 @@ def _why_over(inbound: Inbound, message: MessageFile, original: Message, view: S
     return ""
 
 
-def _first_answer(original: Message, sender: str, view: StoreView) -> str:
+def _first_answer(original: Message, sender: str, store: Engine) -> str:
     """When and how a question was answered; empty without an answer, or once that is archived."""
-    for one in view.thread(original.correlation_id) if original.correlation_id else ():
+    thread = original.correlation_id
+    for one in store.messages.thread_in_store(thread) if thread else ():
         known = one.metadata or {}
         is_end = one.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
         if is_end and one.sender == sender and known.get("re") == original.relay_id:

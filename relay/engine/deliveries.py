@@ -12,7 +12,7 @@ docs/states.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -36,6 +36,8 @@ from relay.engine.tables import Timer
 
 SYSTEM = "_system"  # the engine's own channel, and its participant
 _ALL = 2**32  # messages: more than a store holds
+NO_DELIVERIES: Mapping[str, Delivery] = {}
+NOTHING_OWED: Mapping[str, Obligation] = {}
 MAX_REMINDERS = 2  # then the answer is given up
 
 
@@ -81,6 +83,10 @@ class Obligations:
             found[reminder] = OverdueAnswer(message, recipient, one, again_ms)
         self._state.reminders.restore(found)
         return list(found.values())
+
+    def of(self, message_id: int) -> Mapping[str, Obligation]:
+        """The answers owed for a message, by recipient."""
+        return self._state.owed.get(message_id, NOTHING_OWED)
 
     def record_reminder(self, message_id: int, recipient: str, due_ms: int) -> None:
         """Record a reminder to the recipient; the answer is overdue again at ``due_ms``."""
@@ -160,6 +166,10 @@ class Deliveries:
         self._core = core
         self._state = core.state
         self._obligations = obligations
+
+    def of(self, message_id: int) -> Mapping[str, Delivery]:
+        """The deliveries of a message, by recipient; empty once it is archived."""
+        return self._state.deliveries.get(message_id, NO_DELIVERIES)
 
     def deliver(
         self,

@@ -16,7 +16,6 @@ from relay.delivery.apply import StoreWriter
 from relay.delivery.control import Orchestrator
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from tests.engine.support import NOW_S, relay_engine
 from tests.fakes import FakeClock
@@ -58,7 +57,10 @@ class Table:
             self.number += 1
         inbound = read(text, sender, number or self.number)
         inbound = replace(inbound, seen_at=AT_NS + late_s * 10**9, **facts)
-        return plan_file(inbound, directory or Directory(agents, self.lead), StoreView(self.store))
+        sequence = self.store.sequence
+        plan = plan_file(inbound, directory or Directory(agents, self.lead), self.store)
+        assert self.store.sequence == sequence  # planning changes nothing
+        return plan
 
     def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
         """Plan it, and apply the plan to the store."""

@@ -11,7 +11,6 @@ from relay.base.message import SENT_KINDS, Kind, parse
 from relay.delivery.notifications import remind
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import Effects, EndedDelivery, Row
-from relay.delivery.view import StoreView
 from relay.engine.deliveries import OverdueAnswer
 from relay.ledger.ledger import MessageRow
 from tests.delivery.planning import AGENTS, AT_NS, Table
@@ -188,8 +187,8 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
     assert system is not None
     talk.store.channels.subscribe(system.id, "carol", "#")
     ended = EndedDelivery(1, sent(1), "bob", state, 1, "too late")
-    view = StoreView(talk.store)
-    made = end_delivery(ended, row_of(1), Directory(AGENTS), view)
+    store = talk.store
+    made = end_delivery(ended, row_of(1), Directory(AGENTS), store)
     assert made.changes.ended == (ended,)
     nack, *published = made.messages
     assert nack.recipients == ("alice",) and b"not delivered to bob: too late" in nack.message.body
@@ -198,10 +197,10 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
         assert one.message.headers["TOPIC"] == "_system.message.deadletter"
         assert one.message.headers["RE"] == sent(1)
         assert b"from alice to bob is dead" in one.message.body
-    assert end_delivery(ended, row_of(1), Directory(AGENTS), view) == made
-    without_sender = end_delivery(ended, row_of(1), Directory(AGENTS - {"alice"}), view)
+    assert end_delivery(ended, row_of(1), Directory(AGENTS), store) == made
+    without_sender = end_delivery(ended, row_of(1), Directory(AGENTS - {"alice"}), store)
     assert without_sender.messages == tuple(published)
-    assert end_delivery(ended, None, Directory(AGENTS), view).messages == ()
+    assert end_delivery(ended, None, Directory(AGENTS), store).messages == ()
 
 
 @pytest.mark.parametrize(("reminders", "is_last"), [(0, False), (1, False), (2, True)])
@@ -211,11 +210,11 @@ def test_an_overdue_answer_is_reminded_of(talk: Table, reminders: int, is_last: 
     owed = Obligation(due_ms=1, since=NOW_S, reminders=reminders)
     talk.store.state.owed[message.id] = {"bob": owed}
     overdue = [OverdueAnswer(message, "bob", owed, next_due_ms=7)]
-    made = remind(overdue, Directory(AGENTS), StoreView(talk.store), AT_NS)
+    made = remind(overdue, Directory(AGENTS), talk.store, AT_NS)
     (change,) = made.changes.reminders
     assert (change.recipient, change.due_ms) == ("bob", 0 if is_last else 7)
     to = [(one.message.to, one.message.kind) for one in made.messages]
     assert to == [("bob", Kind.REMINDER)] * (not is_last) + [("alice", Kind.NOTIFICATION)]
-    gone = remind(overdue, Directory(AGENTS - {"bob"}), StoreView(talk.store), AT_NS)
+    gone = remind(overdue, Directory(AGENTS - {"bob"}), talk.store, AT_NS)
     assert gone.changes.reminders[0].due_ms == 0  # given up
     assert b"no longer awaited: bob is no longer an agent" in gone.messages[0].message.body

@@ -13,7 +13,6 @@ from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR, uuid4_of
 from relay.delivery.router import Bounce, find_original, new_message, route
 from relay.delivery.values import Route
-from relay.delivery.view import StoreView
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from tests.delivery.support import bounce
@@ -58,7 +57,7 @@ class Talk:
         self, kind: Kind, sender: str = "bob", directory: Directory = AGENTS, **headers: str
     ) -> Route | Bounce:
         message = MessageFile("whoever", kind, headers, b"received")
-        return route(message, sender, directory, StoreView(self.store))
+        return route(message, sender, directory, self.store)
 
 
 @pytest.fixture
@@ -187,7 +186,7 @@ def test_received_first_and_completed_later(talk: Talk) -> None:
     asked = talk.ask(thread="t-1")
     talk.store.deliveries.move(asked.id, ["bob"], DeliveryState.ACKNOWLEDGED)
     message = MessageFile("alice", Kind.ACK, {"THREAD": "t-1"}, b"completed")
-    found = find_original(message, "bob", StoreView(talk.store))
+    found = find_original(message, "bob", talk.store)
     assert isinstance(found, Message) and found.id == asked.id
 
 

@@ -13,7 +13,6 @@ from backports import zstd
 from relay.base.errors import FormatError
 from relay.base.home import Home
 from relay.delivery.file_ops import render_retry
-from relay.delivery.view import StoreView
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
@@ -157,9 +156,9 @@ def test_a_message_is_delivered_again_from_its_pack(box: Box) -> None:
     path = str(box.row(sent)["file_path"])
     (row,) = box.ledger.rows([sent]).values()
     with box.home.dirs() as dirs:
-        plain = render_retry(dirs, StoreView(box.store), row, 2)
+        plain = render_retry(dirs, box.store, row, 2)
         pack(box.home, path.split("/")[1])
         assert not box.path(path).exists()
         box.store.messages.find_by_relay_id = lambda *_, **__: None  # type: ignore[method-assign]
-        again = render_retry(dirs, StoreView(box.store), row, 2)
+        again = render_retry(dirs, box.store, row, 2)
     assert b"hi" in again and plain.split(b"\n\n", 1)[1] == again.split(b"\n\n", 1)[1]

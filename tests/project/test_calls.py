@@ -50,10 +50,10 @@ def test_nothing_is_asked_in_a_turn_in_which_nothing_happened(
 
 def test_a_message_alone(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nhi")
-    assert calls(box.session.turn) <= 450
+    assert calls(box.session.turn) <= 445
 
 
 def test_a_message_of_many(box: Box) -> None:
     for number in range(256):
         box.drop("alice", f"TO: bob\n\n{number}")
-    assert calls(box.session.turn) / 256 <= 180
+    assert calls(box.session.turn) / 256 <= 174
