@@ -16,10 +16,9 @@ from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.errors import FormatError, RelayError
 from relay.base.finding import Finding
 from relay.base.names import ORCHESTRATOR
-from relay.delivery.projection import ENDED, Projection, deliveries_of
+from relay.delivery.projection import Projection, deliveries_of
 from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
-from relay.journal.format import RecordFlag
 from relay.journal.journal import JournalReader
 from relay.ledger import file as ledger_file
 from relay.ledger.check import RESTORE, WHAT
@@ -117,10 +116,9 @@ def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) ->
 def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> Iterator[Finding]:
     """Compare the ledger at ``path`` with what a rebuild makes of the journal in a folder.
 
-    Of deliveries that both have, to the nanosecond: of messages accepted since a relay was killed
-    for the last time, whose last turn the journal may have lost, and since records have times. The
-    rebuilt rows are in memory, or where SQLite puts what is too large. Errors: RelayError, OSError
-    when the journal cannot be read.
+    Of deliveries that both have, to the nanosecond: of messages accepted since records have times.
+    The rebuilt rows are in memory, or where SQLite puts what is too large. Errors: RelayError,
+    OSError when the journal cannot be read.
     """
     with contextlib.closing(ledger_file.connect("", uri="file:")) as db:
         db.executescript(schema_sql())
@@ -135,17 +133,15 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
     """Describe what differs in a row; None where that is expected."""
     message_id, recipient, *values = row
     made, kept = values[: len(_COLUMNS)], values[len(_COLUMNS) :]
-    columns = {"state"} if made[0] == "held" else set(_COLUMNS)  # when it is due, the ledger says
+    columns = set(_COLUMNS)
+    if made[0] == "held":  # why, the ledger says
+        columns.discard("last_error")
     if message_id not in present:
         attempt = _COLUMNS.index("attempt")  # a further one is in the ledger alone, too
         columns = columns - _LATER if made[attempt] == kept[attempt] else set()
-    if made[0] in ENDED or kept[1] is not None:  # if it was held, the ledger says since when
-        columns.discard("staged_at")
-    written = _COLUMNS.index("written_at")
-    if made[0] == "acked" and made[written] is None:  # answered in the batch that delivered it
-        columns.discard("written_at")
-    if made[0] not in ENDED:  # and why
-        columns.discard("last_error")
+    written, staged = _COLUMNS.index("written_at"), _COLUMNS.index("staged_at")
+    if made[written] is not None and made[written] == made[staged] <= (kept[written] or 0):
+        columns.discard("written_at")  # completed by a start: the ledger may know when it was
     differ = [
         f"expected {column} {here!r} as in the journal, got {there!r}"
         for column, here, there in zip(_COLUMNS, made, kept, strict=True)
@@ -159,32 +155,23 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
 
 
 def _rebuild(ledger: Ledger, store: Engine, journal: str, key: bytes | None) -> None:
-    """Write the rows that records with times make, of messages accepted since the last kill."""
+    """Write the rows that records with times make."""
     codec, projection = EventCodec(key, journal), Projection()
 
     def write() -> None:
         with ledger.transaction():
             projection.write(ledger, relay_ids(store, projection).get, 0)
 
-    for record in JournalReader(journal).read(_last_kill(journal)):
+    for record in JournalReader(journal).read():
         frame = codec.decode(record.payload, record.offset)
+        if frame.start is not None:
+            projection.start(frame.start.at)
         if frame.event is not None and frame.at_ns:
             if projection.is_piece(frame.event):
                 write()
                 projection = projection.next_piece()
             projection.apply(frame.event, frame.at_ns)
     write()
-
-
-def _last_kill(journal: str) -> int:
-    """The offset of the last start after a relay that did not stop: a stop ends in a checkpoint."""
-    start, stop = int(RecordFlag.CONTROL), int(RecordFlag.SNAPSHOT_BOUNDARY)
-    offset, before = 0, stop
-    for record in JournalReader(journal).read():
-        if record.flags & start and not before & stop:
-            offset = record.offset
-        before = record.flags
-    return offset
 
 
 def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery]]]:

@@ -313,6 +313,8 @@ class Projection:
 
     def _acknowledge(self, facts: DeliveryFacts, event: events.DeliveriesMoved) -> None:
         at, said = self._at_ns, event.said
+        if facts.state == "held":
+            facts.last_error = None
         facts.state, facts.acked_at = "acked", at
         facts.read_at = _read_at(facts, at)  # an answer implies that it was read
         if said:  # the latest status counts, even after the answer

@@ -335,8 +335,8 @@ def test_a_row_changed_by_hand_is_not_what_the_journal_says(box: Box) -> None:
         for column in columns:
             change = f"UPDATE deliveries SET {column} = {column} + ? WHERE message_id = ?"
             with contextlib.closing(connect(box.home.path(LEDGER))) as db:
-                db.execute(change, (1, sent))
+                db.execute(change, (-1, sent))
                 (found,) = findings_of(box.home.root)
                 assert f"{sent}: for bob, expected {column} " in found and ", got " in found
-                db.execute(change, (-1, sent))
+                db.execute(change, (1, sent))
     assert findings_of(box.home.root) == []

@@ -70,8 +70,7 @@ def test_what_is_held_has_a_reason_and_a_time_and_nothing_else_has(
 @pytest.mark.parametrize(
     ("column", "states"),
     [
-        ("last_error", {"written": None}),
-        ("due_at", {"read": NOW, "acked": NOW}),  # of an answer that is owed
+        ("last_error", {"held": "why"}),  # for that it was
         ("obligation", dict.fromkeys(("expired", "bounced", "dead"), "given_up")),
     ],
 )
@@ -86,9 +85,18 @@ def test_what_a_further_fact_leaves_as_it_is(
     ledger.deliveries.hold([HeldDelivery(one, "bob", "why", NOW)])
     again = {"written_at": NOW + 5} if state == "written" else {}
     put(ledger, one, "bob", state, 2, **again)
-    others = {"last_error": "why", "due_at": None, "obligation": "open"}
+    others = {"last_error": None, "obligation": "open"}
     found = look.one(f"SELECT {column} FROM deliveries")
     assert found == states.get(state, others[column])
+
+
+def test_a_read_does_not_change_when_an_answer_is_overdue(ledger: Ledger, look: Look) -> None:
+    (one,) = record(ledger, 1)
+    put(ledger, one, "bob", "written", **WRITTEN)
+    ledger.deliveries.set_obligations([ObligationFacts(one, "bob", "open", NOW + 9)])
+    for state, due_at in (("read", NOW + 9), ("acked", NOW + 9), ("expired", None)):
+        put(ledger, one, "bob", state)
+        assert look.one("SELECT due_at FROM deliveries") == due_at
 
 
 def test_an_answer_is_not_owed_by_who_was_given_up(ledger: Ledger, look: Look) -> None:
