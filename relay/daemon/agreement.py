@@ -32,6 +32,7 @@ _AHEAD = frozenset(
 )
 Obligation = tuple[str, str, str]  # message id, recipient, status of its last ack
 SHOWN_ROWS = 20  # that differ
+REBUILD = "stop the relay, and `relay ledger rebuild` makes it again from the journal"
 _COLUMNS = (
     "state, last_error, attempt, staged_at, written_at, discarded_at, "
     "read_at, read_how, acked_at, ack_status, answer_id, answer_text, obligation, reminders"
@@ -44,6 +45,25 @@ _DIFFERENCES = (
     + " FROM deliveries AS made JOIN messages USING (message_id) "
     "JOIN live.deliveries AS kept USING (message_id, recipient) WHERE "
     + " OR ".join(f"made.{column} IS NOT kept.{column}" for column in _COLUMNS)
+)
+# Not the times of the file: after a power cut it may be one that its sender has put there again.
+_OF_FILES = "agent_name, file_size, checksum, message_type, target, discovered_at".split(", ")
+_REFUSED = "status, last_error, last_error_code".split(", ")
+# Rows of the journal that the ledger lacks, or has otherwise: table, id, recipient.
+_LACKING = (
+    "SELECT 'messages', message_id, NULL FROM messages AS made "
+    "LEFT JOIN live.messages AS kept USING (message_id) WHERE "
+    + " OR ".join(f"made.{column} IS NOT kept.{column}" for column in _OF_FILES)
+    + " OR made.status = 'failed' AND ("
+    + " OR ".join(f"made.{column} IS NOT kept.{column}" for column in _REFUSED)
+    + ") UNION ALL SELECT 'deliveries', message_id, recipient FROM deliveries "
+    "WHERE (message_id, recipient) NOT IN (SELECT message_id, recipient FROM live.deliveries) "
+    "UNION ALL SELECT 'rejections', nack_id, agent FROM "
+    "(SELECT * FROM rejections EXCEPT SELECT * FROM live.rejections) "
+    "UNION ALL SELECT 'offers', message_id, recipient FROM "
+    "(SELECT * FROM offers EXCEPT SELECT * FROM live.offers) "
+    "UNION ALL SELECT 'rings', session, agent FROM "
+    "(SELECT * FROM rings EXCEPT SELECT * FROM live.rings)"
 )
 
 
@@ -116,7 +136,7 @@ def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) ->
 def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> Iterator[Finding]:
     """Compare the ledger at ``path`` with what a rebuild makes of the journal in a folder.
 
-    Of deliveries that both have, to the nanosecond: of messages accepted since records have times.
+    Messages, deliveries, refusals, offers and rings, to the nanosecond, since records have times.
     The rebuilt rows are in memory, or where SQLite puts what is too large. Errors: RelayError,
     OSError when the journal cannot be read.
     """
@@ -127,6 +147,10 @@ def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> 
         present = {one.relay_id for one in store.state.messages.values()}
         differ = (_differences(row, present) for row in db.execute(_DIFFERENCES))
         yield from islice((one for one in differ if one is not None), SHOWN_ROWS)
+        for table, message_id, recipient in islice(db.execute(_LACKING), SHOWN_ROWS):
+            about = f"{message_id} of {recipient}" if recipient else message_id
+            found = f"{about}: {table} has no such row as the journal"
+            yield Finding(WHAT, message_id, found, REBUILD)
 
 
 def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | None:
@@ -150,8 +174,7 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
     if not differ:
         return None
     found = f"{message_id}: for {recipient}, {'; '.join(differ)}"
-    advice = "stop the relay, and `relay ledger rebuild` makes it again from the journal"
-    return Finding(WHAT, message_id, found, advice)
+    return Finding(WHAT, message_id, found, REBUILD)
 
 
 def _rebuild(ledger: Ledger, store: Engine, journal: str, key: bytes | None) -> None:

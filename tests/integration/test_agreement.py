@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -14,6 +15,7 @@ from relay.acomm.model import ChannelState
 from relay.base.home import LEDGER, STORE
 from relay.daemon import agreement
 from relay.ledger.file import connect, open_readonly
+from relay.reach.report import OFFERED, RING, write_report
 from tests.box import Box
 from tests.disk import failing, hooked
 from tests.kills import Killed
@@ -340,3 +342,33 @@ def test_a_row_changed_by_hand_is_not_what_the_journal_says(box: Box) -> None:
                 assert f"{sent}: for bob, expected {column} " in found and ", got " in found
                 db.execute(change, (1, sent))
     assert findings_of(box.home.root) == []
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE messages SET target = 'carol' WHERE agent_name = 'alice'",
+        "UPDATE messages SET last_error = 'why' WHERE status = 'failed'",
+        "DELETE FROM deliveries",
+        "DELETE FROM rejections",
+        "UPDATE offers SET state = 'in_context'",
+        "DELETE FROM rings",
+    ],
+)
+def test_a_row_that_is_gone_or_changed_is_missed(box: Box, change: str) -> None:
+    sent = box.send("alice", "TO: bob\n\nhi")
+    box.send("alice", "TO: nobody\n\nhi")
+    box.path("agents/alice/outbox/no id.msg").write_text("TO: bob\n\nhi")
+    box.after(31)
+    known = {"session": "claude:0089", "at": box.clock.now_ns()}
+    offered = {"what": OFFERED, "ids": [sent], "after": "Stop", "offer": 1, **known}
+    rung = {"what": RING, "rung": "command", "messages": 1, "result": "ok", **known}
+    write_report(str(box.root), "bob", [offered, rung])
+    box.tick()
+    box.close()
+    assert findings_of(box.home.root) == []
+    with contextlib.closing(connect(box.home.path(LEDGER))) as db:
+        assert db.execute(change).rowcount > 0
+    table = re.findall("messages|deliveries|rejections|offers|rings", change)[0]
+    assert any(f"{table} has no such row as the journal" in one for one in findings_of(box.root))

@@ -54,6 +54,7 @@ def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
     assert doctor(box)[-1] == "OK, as far as checked"
 
 
+@pytest.mark.damages
 def test_a_clock_that_was_set_back(box: Box) -> None:
     with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
         db.execute("UPDATE messages SET discovered_at = discovered_at + ?", (50 * 3600 * 10**9,))
