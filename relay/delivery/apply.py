@@ -30,7 +30,7 @@ from relay.base.errors import (
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall, where
 from relay.base.message import Kind
-from relay.base.names import ORCHESTRATOR, direct_channel_name
+from relay.base.names import ORCHESTRATOR, direct_channel_name, sha256_hex
 from relay.delivery import router
 from relay.delivery.control import Orchestrator
 from relay.delivery.file_ops import DiskFull, render_delivered
@@ -47,7 +47,6 @@ from relay.delivery.values import (
     Route,
     Subject,
     SystemMessage,
-    system_message_row,
 )
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
@@ -200,11 +199,10 @@ class StoreWriter:
             recipients = tuple([name for name in recipients if name in known])
             if not recipients:
                 return None
-        facts = system_message_row(message_id, message.body, str(message.kind), message.to, at)
-        label = SYSTEM if "TOPIC" in message.headers else None
-        data = render_delivered(message, message_id, ORCHESTRATOR, at, facts.checksum or "", label)
+        label, checksum = SYSTEM if "TOPIC" in message.headers else None, sha256_hex(message.body)
+        data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, label)
         number = kept.id if kept else 0
-        return OutgoingFile(message_id, number, data, recipients, system=facts, draft=draft)
+        return OutgoingFile(message_id, number, data, recipients, is_own=True, draft=draft)
 
     def store_messages(self, files: Sequence[OutgoingFile]) -> tuple[OutgoingFile, ...]:
         """Store the relay's own messages among these, each once; returns the files to deliver.

@@ -201,7 +201,7 @@ class PlanExecutor:
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash."""
-        if file.attempt or (plan.draft is not None and file.system is None):  # stored just now
+        if file.attempt or (plan.draft is not None and not file.is_own):  # stored just now
             return file
         known = self._store.deliveries.of(file.number)
         left = tuple(
@@ -250,7 +250,9 @@ class PlanExecutor:
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:
-            self._store.obligations.record_reminder(one.number, one.recipient, one.due_ms)
+            self._store.obligations.record_reminder(
+                one.number, one.recipient, one.due_ms, one.reminders
+            )
         else:
             self._store.obligations.end(one.number, [one.recipient])
 

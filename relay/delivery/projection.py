@@ -17,8 +17,7 @@ from msgspec.structs import astuple, replace
 from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.incidents import Refusal
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.delivery.values import system_message_row
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, sha256_hex
 from relay.engine import events, rules
 from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
@@ -361,15 +360,12 @@ def _seconds_of(event: Event) -> int:
 
 def _system_row(message: Message, relay_id: str) -> FileFacts:
     """Ledger facts of a message sent by the orchestrator, which has no file."""
-    metadata = message.metadata or {}
-    at = int(metadata.get("created_ns") or 0)
-    return system_message_row(
-        relay_id,
-        message.content,
-        str(metadata.get("kind", KIND_OF[message.message_type])),
-        str(metadata.get("to", "")),
-        at,
-    )
+    metadata, content = message.metadata or {}, message.content
+    kind = str(metadata.get("kind", KIND_OF[message.message_type]))
+    path, at = f"{ORCHESTRATOR}/{relay_id}{MSG_SUFFIX}", int(metadata.get("created_ns") or 0)
+    checksum, to = sha256_hex(content), str(metadata.get("to", ""))
+    size = len(content)
+    return FileFacts(relay_id, ORCHESTRATOR, path, size, at, None, checksum, kind, to, at)
 
 
 def facts_of(message: Message, relay_id: str) -> FileFacts:

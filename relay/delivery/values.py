@@ -28,7 +28,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
-from relay.base.names import ORCHESTRATOR, answer_id, message_id_of, sha256_hex, shown
+from relay.base.names import answer_id, message_id_of, shown
 from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import CANCELLED
@@ -246,7 +246,7 @@ class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
     recipients: tuple[str, ...]
     attempt: int = 0  # of a delivery that is made again; 0 for the first
     pause_s: int = 0  # until an inbox that cannot be written is tried again; 0: as at first
-    system: FileFacts | None = None  # the ledger's facts, when it is the relay's own
+    is_own: bool = False  # a message of the relay's own
     draft: Draft | None = None  # the relay's own, to be stored once every file is staged
 
 
@@ -427,14 +427,4 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     @property
     def system_ids(self) -> list[str]:
         """Ids of the relay's own messages."""
-        return [file.message_id for file in self.files if file.system is not None]
-
-
-def system_message_row(
-    message_id: str, content: bytes, kind: str, to: str, at_ns: int
-) -> FileFacts:
-    """The ledger row of a message of the orchestrator, which has no file in an outbox."""
-    path, checksum = f"{ORCHESTRATOR}/{message_id}.msg", sha256_hex(content)
-    return FileFacts(
-        message_id, ORCHESTRATOR, path, len(content), at_ns, None, checksum, kind, to, at_ns
-    )
+        return [file.message_id for file in self.files if file.is_own]

@@ -88,14 +88,11 @@ class Obligations:
         """The answers owed for a message, by recipient."""
         return self._state.owed.get(message_id, NOTHING_OWED)
 
-    def record_reminder(self, message_id: int, recipient: str, due_ms: int) -> None:
-        """Record a reminder to the recipient; the answer is overdue again at ``due_ms``."""
-        one = self._state.owed.get(message_id, {}).get(recipient)
-        if one is not None:
-            count = one.reminders + 1
-            self._core.apply(
-                events.Reminded(message_id, recipient, due_ms, count, self._core.now_s())
-            )
+    def record_reminder(self, message_id: int, recipient: str, due_ms: int, count: int) -> None:
+        """Record that a recipient was reminded so many times; it is overdue again at ``due_ms``."""
+        if recipient in self._state.owed.get(message_id, {}):
+            at = self._core.now_s()
+            self._core.apply(events.Reminded(message_id, recipient, due_ms, count, at))
 
     def end(
         self, message_id: int, recipients: Iterable[str], said: str = "", at_ns: int | None = None

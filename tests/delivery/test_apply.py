@@ -26,7 +26,7 @@ def table() -> Table:
 
 def said(work: Applied) -> str:
     """The body of the one answer of the orchestrator's."""
-    (answer,) = [posting for posting in work.files if posting.system is not None]
+    (answer,) = [posting for posting in work.files if posting.is_own]
     return parse_delivered(answer.data).body.decode()
 
 
@@ -48,7 +48,7 @@ def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
     work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
     (posting,) = work.files
     assert (posting.message_id, posting.recipients) == (work.plan.message_id, ("bob",))
-    assert (posting.system, posting.attempt, work.plan.refusal) == (None, 0, None)
+    assert (posting.is_own, posting.attempt, work.plan.refusal) == (False, 0, None)
     delivered = parse_delivered(posting.data)
     assert (delivered.to, delivered.body) == ("bob", b"hi")
     assert delivered.headers == {
@@ -76,7 +76,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     for who in ("alice", "bob", "carol"):
         table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
-    message, answer = sorted(work.files, key=lambda posting: posting.system is not None)
+    message, answer = sorted(work.files, key=lambda posting: posting.is_own)
     assert message.recipients == ("bob",)
     assert tuple(work.plan.changes.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
@@ -104,14 +104,8 @@ def test_what_goes_to_nobody_is_answered_and_the_answer_is_kept(table: Table) ->
     assert (answer.kind, answer.headers["FROM"]) == (Kind.NACK, ORCHESTRATOR)
     assert answer.headers["RE"] == work.plan.message_id
     assert answer.body.decode().startswith(f"not delivered: {work.plan.message_id}.msg: there is")
-    own = posting.system
-    assert own is not None
-    ids = (posting.message_id, ORCHESTRATOR, "alice")
-    assert (own.message_id, own.agent_name, own.target) == ids
-    facts = ("nack", sha256_hex(answer.body), len(answer.body))
-    assert (own.message_type, own.checksum, own.file_size) == facts
-    assert own.file_path == f"{ORCHESTRATOR}/{posting.message_id}.msg"
-    assert work.system_ids == [posting.message_id]
+    assert answer.headers["CHECKSUM"] == f"sha256:{sha256_hex(answer.body)}"
+    assert posting.is_own and work.system_ids == [posting.message_id]
     stored = table.store.messages.get(posting.number)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)

@@ -90,7 +90,10 @@ def owed(store: CommStore) -> object:
         assert isinstance(clock, FakeClock)
         clock.advance(3600)
         for one in store.engine.obligations.overdue(9):
-            store.engine.obligations.record_reminder(one.message.id, one.recipient, one.next_due_ms)
+            count = one.obligation.reminders + 1
+            store.engine.obligations.record_reminder(
+                one.message.id, one.recipient, one.next_due_ms, count
+            )
         store.engine.deliveries.add_downtime(60_000)
         if message.id % 2:
             store.engine.deliveries.record_answer(message, "b", "completed", ends=True)

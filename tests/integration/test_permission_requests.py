@@ -13,7 +13,8 @@ def test_nobody_is_reminded_its_end_is_silent_and_a_late_answer_refused(box: Box
     for _ in range(12):
         box.after(30)
     assert box.bodies("alice") == [] and box.bodies("operator") == []
-    assert box.sql("SELECT obligation FROM deliveries") == [("given_up",)]
+    assert box.sql("SELECT obligation, reminders FROM deliveries") == [("given_up", 0)]
+    assert box.sql("SELECT count(*) FROM audit_log WHERE new_status = 'reminded'") == [(0,)]
     box.send("operator", f"TO: alice\nKIND: response\nRE: {sent}\n\nyes")
     assert "no longer waits: the agent's own dialog asks now" in box.nacks("operator")[0]
     assert box.bodies("alice") == []
