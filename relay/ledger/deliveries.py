@@ -35,10 +35,9 @@ class HeldDelivery(NamedTuple):
 
 
 class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
-    """What is new of a row of ``deliveries``, in the order of the INSERT below; times in Unix ns.
+    """New values for a row of ``deliveries``, in the order of the INSERT below; times in Unix ns.
 
-    None leaves what the row has. A delivery with ``written_at`` has no error and no due time of
-    before.
+    None leaves the row's value; ``written_at`` clears the error and the due time of before.
     """
 
     message_id: str
@@ -58,7 +57,7 @@ class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
 
 
 class ObligationFacts(msgspec.Struct, gc=False, array_like=True):
-    """What is new of an answer that is owed; None for an ack: as the row has it."""
+    """New values for the answer that a recipient owes; None leaves those of its last ack."""
 
     message_id: str
     recipient: str
