@@ -220,8 +220,10 @@ def render(message: MessageFile, added: Iterable[tuple[str, str]] = ()) -> bytes
     lines.append(f"TO: {message.to}")
     if message.kind is not Kind.MESSAGE:
         lines.append(f"KIND: {message.kind}")
-    lines += [f"{name}: {value}" for name, value in message.headers.items() if name not in given]
-    lines += [f"ATTACHMENT: {value}" for value in message.attachments]
+    for name, value in message.headers.items():
+        if name not in given:
+            lines.append(f"{name}: {value}")
+    lines += map("ATTACHMENT: {}".format, message.attachments)
     text = "\n".join(lines)
     if text.count("\n") != len(lines) - 1 or _UNPRINTABLE.search(text):
         raise MessageError("a header value has a line break or control character in it")

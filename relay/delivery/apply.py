@@ -11,7 +11,8 @@ is stored with it, which tells the retry that the command was carried out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -94,7 +95,7 @@ class StoreWriter:
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
-            files = tuple([replace(one, number=stored.id) for one in files])
+            files = tuple(map(partial(replace, number=stored.id), files))
         elif plan.message_id:
             stored = self._store.messages.find_by_relay_id(plan.message_id)
         if plan.answer is not None:
@@ -103,7 +104,7 @@ class StoreWriter:
             waits = "not_before_ns" in (stored.metadata or ())
             if waits or self._store.deliveries.is_held(stored.id):
                 files, deferred = self._hold(stored, files, plan.inbound.seen_at)
-        own, effects = list[OutgoingFile | None](), plan.effects
+        effects = plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
             effects = replace(given.effects, may_repeat=effects.may_repeat)
@@ -114,10 +115,9 @@ class StoreWriter:
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
             said = (*_reply_of(plan.subject, given), *notices, *given.told)
-            own = [self._own_file(one, stored) for one in said]
-            own = [*self.store_messages([one for one in own if one is not None])]
-        own += [self._own_file(one, stored) for one in plan.messages]
-        files = (*files, *(one for one in own if one is not None))
+            files += self.store_messages(self._own_files(said, stored))
+        if plan.messages:
+            files += tuple(self._own_files(plan.messages, stored))
         return Applied(plan, files, tuple(deferred), effects)
 
     def _hold(
@@ -177,6 +177,13 @@ class StoreWriter:
             for copied, name in copies
             if copied is not None and copied.relay_id is not None
         ]
+
+    def _own_files(
+        self, messages: Iterable[SystemMessage], stored: Message | None
+    ) -> list[OutgoingFile]:
+        """The files of messages of the relay's own, of those that somebody gets."""
+        files = (self._own_file(one, stored) for one in messages)
+        return [one for one in files if one is not None]
 
     def _own_file(self, one: SystemMessage, stored: Message | None) -> OutgoingFile | None:
         """The file of a message of the relay's own; None if the store has it, for no recipient.

@@ -103,10 +103,11 @@ class EventLog:
             began = self._clock.monotonic_ns()
             self.journal.commit()
             self._commit_s.observe((self._clock.monotonic_ns() - began) / NS_PER_S)
-        with contextlib.suppress(OSError, RelayError):  # what is committed stays accepted
-            while self._rolled:
-                self.journal.add_event(ARCHIVE_ROLLED, _note_of(self._rolled[0]))
-                del self._rolled[0]
+        if self._rolled:
+            with contextlib.suppress(OSError, RelayError):  # what is committed stays accepted
+                while self._rolled:
+                    self.journal.add_event(ARCHIVE_ROLLED, _note_of(self._rolled[0]))
+                    del self._rolled[0]
 
     def append(self) -> int:
         """Append all events to the journal, durable with the next ``commit``; returns how many.

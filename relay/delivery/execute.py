@@ -133,7 +133,8 @@ class PlanExecutor:
                     self._ledger_writer.fail(plan.message_id, Refusal(RefusalCode.FAULT, str(exc)))
                 raise
             batch.append(one)
-            deliveries += one.deliveries
+            for file in one.files:
+                deliveries += len(file.recipients)
             if one.effects.job is not None:
                 result.jobs.append((plan.subject, one.effects.job))
         if batch:

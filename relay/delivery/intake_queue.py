@@ -40,11 +40,6 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
     found_ns: int = 0  # monotonic: when it was first seen
     settling: bool = False  # of a look: it is still being written
 
-    @property
-    def key(self) -> FileKey:
-        """Agent and file name."""
-        return (self.agent, self.file_name)
-
 
 _BY_DISCOVERY = attrgetter("number")
 # Each agent in a batch costs the opening of its directories, so there are not all too many of them
@@ -105,7 +100,7 @@ class IntakeQueue:
 
     def _put(self, hint: Hint) -> None:
         """Insert among the ready files of its agent; they are sorted when popped."""
-        agent, name = hint.key
+        agent, name = hint.agent, hint.file_name
         files = self._ready.setdefault(agent, {})
         if name < self._last.get(agent, ""):
             self._unsorted.add(agent)
@@ -115,7 +110,7 @@ class IntakeQueue:
 
     def defer(self, hint: Hint) -> None:
         """Read the file when due."""
-        self._deferred[hint.key] = hint
+        self._deferred[hint.agent, hint.file_name] = hint
 
     def block_agent(self, hint: Hint) -> None:
         """Read the file when due, and no other file of its agent before."""

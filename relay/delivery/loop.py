@@ -317,14 +317,15 @@ class Dispatcher:
         for planned, cause in result.postponed:
             if planned.inbound is not None:
                 postponed.append((planned.inbound, str(cause)))
-        self._postpone(postponed)
+        if postponed:
+            self._postpone(postponed)
         self._statuses.refresh()
         for found in result.replaced:
             self._intake.add(found.agent, found.file_name, renamed=True)
         self._jobs += result.jobs
         keys_changed = False
-        for effects in [one.effects for one in result.executed]:
-            if effects is not NO_EFFECTS:
+        for one in result.executed:
+            if (effects := one.effects) is not NO_EFFECTS:
                 keys_changed |= effects.key is not None
                 self._has_process_requests |= bool(effects.requests)
                 if effects.idle:

@@ -100,8 +100,13 @@ class LedgerWriter:
         plain: list[Applied] = []
         rest: list[Applied] = []
         for one in batch:
-            if one.plan.inbound is not None:
-                (plain if _is_plain(one.plan) else rest).append(one)
+            plan = one.plan
+            if plan.inbound is None:
+                continue
+            # The effects of a command, and the incidents of a refusal, are in the ledger alone:
+            # after a crash they are made again of the file, which is in the outbox until then.
+            is_in_journal = not plan.refusal and plan.command is None
+            (plain if is_in_journal else rest).append(one)
         paths = self._archive_all(dirs, plain, replaced)
         self.write(partial(self._record, batch, left, paths))
         if rest:
@@ -122,14 +127,13 @@ class LedgerWriter:
     ) -> None:
         """Record what only the ledger has; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
-        known, senders = self._store.state.deliveries, set[str]()
+        senders = set[str]()
         done: list[str] = []
         held: list[HeldDelivery] = []
         for one in batch:
             inbound, plan = one.plan.inbound, one.plan
-            left += [_end_of(ended) for ended in plan.changes.ended if ended.number not in known]
-            if (answer := plan.answer) is not None and answer.original.id not in known:
-                self._record_late_answer(plan, answer)
+            if plan.changes.ended or plan.answer is not None:
+                left += self._left_facts(plan)
             if one.undelivered or one.deferred:
                 held += self._held(one, now)
             if one.effects is not NO_EFFECTS:
@@ -144,8 +148,9 @@ class LedgerWriter:
             deliveries.hold(held)
         if len(paths) < len(done):
             ledger.complete([one for one in done if one not in paths], now)
-        if own or paths:
-            ledger.archive([*paths.items(), *((one, None) for one in own)], now)
+        archived = [*paths.items(), *[(one, None) for one in own]] if own else [*paths.items()]
+        if archived:
+            ledger.archive(archived, now)
         if senders:
             ledger.agents.mark_seen(senders, now)
 
@@ -233,19 +238,26 @@ class LedgerWriter:
         ]
         return held
 
-    def _record_late_answer(self, plan: Plan, answer: Answer) -> None:
-        """Record an answer to a message that has left the store: no event speaks of it."""
+    def _left_facts(self, plan: Plan) -> list[DeliveryFacts]:
+        """What a plan changes of messages that have left the store: no event speaks of it."""
+        known = self._store.state.deliveries
+        left = [_end_of(ended) for ended in plan.changes.ended if ended.number not in known]
+        if plan.answer is not None and plan.answer.original.id not in known:
+            left += self._late_answer(plan, plan.answer)
+        return left
+
+    def _late_answer(self, plan: Plan, answer: Answer) -> list[DeliveryFacts]:
         deliveries, message_id = self._ledger.deliveries, answer.original.relay_id or ""
         sender, at = plan.subject.agent, answer.at_ns
         row = deliveries.rows([message_id]).get(message_id, {}).get(sender)
         if row is None:
-            return
+            return []
         acked = DeliveryFacts(message_id, sender, "acked", row.attempt, read_at=row.read_at or at)
         acked.acked_at, acked.ack_status = at, answer.status
         acked.answer_id, acked.answer_text = plan.message_id or None, answer.text or None
-        deliveries.upsert([acked])
         if answer.ends and self._store.obligations.tracks(answer.original):
             deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])
+        return [acked]
 
     def _record_effects(self, one: Applied, now: int) -> None:
         effects, agents, processes = one.effects, self._ledger.agents, self._ledger.processes
@@ -269,12 +281,3 @@ class LedgerWriter:
 def _end_of(one: EndedDelivery) -> DeliveryFacts:
     state = one.state.label.lower()
     return DeliveryFacts(one.message_id, one.recipient, state, one.attempt, last_error=one.reason)
-
-
-def _is_plain(plan: Plan) -> bool:
-    """True for a file whose effects are all in the journal: recovery does not need it.
-
-    The effects of a command, and the incidents of a refusal, are in the ledger alone: after a
-    crash they are made again of the file in the outbox.
-    """
-    return plan.inbound is not None and not plan.refusal and plan.command is None

@@ -417,14 +417,6 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
 
     @property
-    def deliveries(self) -> int:
-        """Number of files written into inboxes."""
-        number = 0
-        for file in self.files:
-            number += len(file.recipients)
-        return number
-
-    @property
     def system_ids(self) -> list[str]:
         """Ids of the relay's own messages."""
         return [file.message_id for file in self.files if file.is_own]

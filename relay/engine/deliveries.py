@@ -279,16 +279,17 @@ class Deliveries:
         From its commit on they count as made, unless ``postpone`` is called. Deliveries
         settled or archived meanwhile are unchanged.
         """
-        ready = tuple(
+        messages, known = self._state.messages, self._state.deliveries
+        ready = [
             (number, recipient, attempt)
             for number, recipient, attempt in deliveries
-            if number in self._state.messages
-            and (one := self._state.deliveries.get(number, {}).get(recipient)) is not None
+            if number in messages
+            and (one := known.get(number, NO_DELIVERIES).get(recipient)) is not None
             and one.state < DeliveryState.ACKNOWLEDGED
-        )
+        ]
         if ready:
             at = self._core.now_s() if at_ns is None else at_ns // NS_PER_S
-            self._core.apply(events.DeliveriesStaged(ready, at), at_ns)
+            self._core.apply(events.DeliveriesStaged(tuple(ready), at), at_ns)
 
     def is_held(self, message_id: int) -> bool:
         """True while an accepted message is held by its channel's ``max_pending``."""
