@@ -28,8 +28,8 @@ NEVER_STUCK = (START, WAIT, STOP)
 STAGES = {
     "detect": "watcher events, agent directories and scans",
     "read": "open, read and parse files",
-    "record": "add claimed rows to the ledger",
-    "route": "validate, plan and store messages",
+    "claim": "add claimed rows to the ledger",
+    "plan": "validate, plan and store messages",
     "stage": "write files into inbox/.pending",
     "commit": "append events to the journal, one sync",
     "deliver": "rename files into inboxes",

@@ -2,8 +2,8 @@
 
     ledger -> store -> recovery -> watcher -> wait(tick()) ... -> drain
 
-The only place where the parts are connected. A session that fails is closed, and the next one's
-recovery finds its unfinished work, as after a crash.
+Opens the stores, and connects the process with the loop (``Dispatcher``). A session that fails is
+closed, and the next one's recovery finds its unfinished work, as after a crash.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     deliver   renamed into the inboxes
     complete  originals renamed into the archive; deliveries and archived rows in the ledger
 
-The ledger is never ahead of the journal, and recovery restores what it lacks. See
-docs/architecture.md.
+What is accepted is in the journal first, and recovery restores the rows that the ledger lacks.
+Rows of renames and reads may be ahead of the journal until the turn ends. See docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class PlanExecutor:
             cancels = plan.command is not None and is_cancel(plan.command)
             if batch and (deliveries >= self._batch_deliveries or cancels):
                 self._execute_batch(dirs, batch, result)
-                self._metrics.begin("route")
+                self._metrics.begin("plan")
                 batch, deliveries = [], 0
             try:
                 one = self._store_writer.apply(plan)
@@ -151,7 +151,8 @@ class PlanExecutor:
                 result.postponed.append(_postponed(one.plan, exc))
         staged_at = self._clock.now_ns()
         begin("commit")
-        self._commit(done, staged_at)
+        self._make_events(done, staged_at)
+        self._events.commit()
         begin("deliver")
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
@@ -214,10 +215,10 @@ class PlanExecutor:
         )
         return file if len(left) == len(file.recipients) else replace(file, recipients=left)
 
-    # -- commit ------------------------------------------------------------------------
+    # -- the events of the commit ------------------------------------------------------
 
-    def _commit(self, batch: list[Applied], now: int) -> None:
-        """Make everything planned durable: now it is accepted."""
+    def _make_events(self, batch: list[Applied], now: int) -> None:
+        """Make the events of a batch that are left: what ended, what is refused and staged."""
         ready: list[tuple[int, str, int]] = []
         for one in batch:
             plan, changes = one.plan, one.plan.changes
@@ -235,7 +236,6 @@ class PlanExecutor:
                 self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now), now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
-        self._events.commit()
 
     def _bounce(self, message_id: str, reasons: Mapping[str, str]) -> None:
         stored = self._store.messages.find_by_relay_id(message_id)

@@ -117,8 +117,8 @@ def unstage(dirs: Dirs, message_id: str, recipients: Iterable[str]) -> None:
 def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False) -> str:
     """Rename the staged file into the inbox; returns the reason of a failure, or nothing.
 
-    Committed at the rename. ``again``: after a crash, when a missing staged file was already
-    delivered; otherwise a missing file is a failure. Errors: with ``again`` OSError when
+    The recipient has it with the rename. ``again``: after a crash, when a missing staged file was
+    already delivered; otherwise a missing file is a failure. Errors: with ``again`` OSError when
     descriptors or memory run out, because the file may have been delivered.
     """
     name = message_id + MSG_SUFFIX

@@ -291,7 +291,7 @@ class Dispatcher:
 
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
         """Take files through every stage, a limited number of journal bytes at a time."""
-        self.metrics.begin("record")
+        self.metrics.begin("claim")
         claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
         part: list[Inbound] = []
@@ -307,7 +307,7 @@ class Dispatcher:
 
     def _execute_part(self, dirs: Dirs, part: list[Inbound], part_bytes: int) -> None:
         """Plan and execute files, if the journal has room for them."""
-        self.metrics.begin("route")
+        self.metrics.begin("plan")
         room = self._room_for(part_bytes)
         if room:
             self._postpone([(one, room) for one in part])

@@ -38,8 +38,9 @@ from relay.ledger.ledger import Ledger
 class LedgerWriter:
     """Makes the ledger follow the journal, and archives originals. Owned by the loop.
 
-    The rows of events are written with the next transaction after their append; the ledger's
-    position is then that of the journal.
+    The rows of events are written with the next transaction after their append. The ledger's
+    position is then the journal's durable end: rows of what follows it are written again by a
+    start, which changes nothing.
     """
 
     def __init__(

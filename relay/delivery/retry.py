@@ -87,7 +87,7 @@ class DeferredQueue:
         self._released: set[int] = set()  # engine ids that were made due, and not yet delivered
 
     def due_ns(self) -> int | None:
-        """Time of the next retry (monotonic)."""
+        """Time of the next retry (monotonic); makes due what ``max_pending`` permits now."""
         if self._released or self._store.state.pending.held:
             self._release(self._clock.now_ns())
         at = self._ledger.deliveries.next_due()

@@ -1,6 +1,6 @@
 """The values that pass through the pipeline: an Inbound for each file, a Plan for each effect.
 
-    OutboxFile -> Inbound (read, validated, claimed) -> Plan -> OutgoingFile
+    OutboxFile -> Inbound (read, claimed, validated) -> Plan -> OutgoingFile
 
 All are frozen; rows of the ledger are tuples. A Plan without an Inbound is the relay's own: a
 retry, a reminder, a notice.

@@ -78,7 +78,7 @@ class Channels:
         return None if channel.channel_type is ChannelType.DIRECT else channel.name
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
-        """Stage 3: the recipients of a message in the channel."""
+        """The recipients of a message in the channel."""
         return routing.route(self._state, channel, message, self._warn_of_filter)
 
     def create(

@@ -175,7 +175,7 @@ class Deliveries:
         attempt: int = 0,
         at_ns: int | None = None,
     ) -> None:
-        """Stage 5: record the delivery to these recipients; starts the ack timeout if retried.
+        """Record the delivery to these recipients; starts the ack timeout if retried.
 
         ``attempt``: of a repeated delivery; 0: unchanged. ``at_ns``: when, if not now.
         """

@@ -216,7 +216,7 @@ class AgentRung(_Event, frozen=True):
 
 
 class DeliveryTimed(_Event, frozen=True):
-    """A delivery's timer expired: it waits for another attempt, or is attempted again."""
+    """A delivery waits: for its next attempt by a timer, or (Sent) held without one."""
 
     message_id: int
     recipient: str

@@ -82,7 +82,7 @@ class Messages:
         origin: Origin | None = None,
         answers: Message | None = None,
     ) -> Message:
-        """Stages 1 to 4: store the message and its recipients, without delivering it.
+        """Store the message and its recipients, without delivering it.
 
         Returns the store's own message: a caller does not change its metadata.
 
@@ -133,7 +133,7 @@ class Messages:
     def _build(
         self, channel: Channel, sender: str, new: NewMessage, answers: Message | None
     ) -> Message:
-        """Stages 1 and 2: validate the message, and give it a number and a time."""
+        """Validate the message, and give it a number and a time."""
         body = rules.content_bytes(new.content)
         message_type, priority = new.message_type, new.priority
         is_participant = self._channels.is_participant(channel.id, sender)

@@ -44,13 +44,19 @@ def test_every_path_on_the_page_exists() -> None:
     assert [path for path in paths if not (PROJECT / path).exists()] == []
 
 
-def test_every_function_of_the_loop_exists() -> None:
-    named = re.findall(r"`(\w+)\.(\w+)`", section("One turn of the loop"))
-    found: set[tuple[str, str]] = set()
+def test_every_class_and_function_of_the_loop_exists() -> None:
+    """Named as module.function, module.Class, Class.method or module.Class.method."""
+    named = re.findall(
+        r"`([a-z_]\w*(?:\.\w+){1,2}|[A-Z]\w+\.\w+)`", section("One turn of the loop")
+    )
+    found: set[str] = set()
     for path in (PROJECT / "relay").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
-            for name in [path.stem, getattr(node, "name", path.stem)]:
-                body = node.body if isinstance(node, ast.ClassDef) else [node]
-                found |= {(name, one.name) for one in body if isinstance(one, ast.FunctionDef)}
-    assert len(named) >= 9
-    assert [pair for pair in named if pair not in found] == []
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(f"{path.stem}.{node.name}")
+            if isinstance(node, ast.ClassDef):
+                methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+                found |= {f"{node.name}.{name}" for name in methods}
+                found |= {f"{path.stem}.{node.name}.{name}" for name in methods}
+    assert len(named) >= 25
+    assert [name for name in named if name not in found and not name.endswith(".py")] == []
