@@ -23,7 +23,7 @@ from relay.base.errors import RelayError
 from relay.base.home import ARCHIVES, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
 from relay.journal.catalog import Catalog, Residency
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 from relay.ledger.archive_pack import SUFFIX, is_day
 
 LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"

@@ -26,7 +26,7 @@ from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
 from relay.journal.check import ChunkInspector, SegmentInspector, load_snapshot
 from relay.journal.format import Record
 from relay.journal.manifest_format import REASONS, ManifestRecord
-from relay.journal.replay import chunk_indexes, chunk_path
+from relay.journal.manifest_reader import chunk_indexes, chunk_path
 from relay.journal.segment import SegmentFile, segment_files
 from relay.ledger.archive_pack import members
 from relay.ledger.file import open_snapshot

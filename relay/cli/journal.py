@@ -83,7 +83,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     Tier 0 is segments/, Tier 1 warm/ (compressed), Tier 2 the object store.
     """
-    from relay.journal.replay import read_manifest
+    from relay.journal.manifest_reader import read_manifest
 
     view = read_manifest(_place(ctx, home).stream_dir, _warn)
     rows = [_facts(entry, view.catalog.failures) for entry in view.catalog.entries.values()]
@@ -150,8 +150,8 @@ def move(
     from the nearest tier that has them; one with a damaged file there only if it is given.
     """
     from relay.daemon.journal_commands import carry_out
+    from relay.journal.manifest_reader import read_manifest
     from relay.journal.plan import JournalCommand, check_segments
-    from relay.journal.replay import read_manifest
 
     place = _place(ctx, caller["home"], objects)
     if tier == 2 and not (objects or place.config.journal.objects):
@@ -252,7 +252,7 @@ def prune(
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """Show what a prune would do, by the manifest; changes nothing."""
     from relay.daemon import journal_commands
-    from relay.journal.replay import read_manifest
+    from relay.journal.manifest_reader import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
     below = min(
@@ -337,7 +337,7 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """Open the journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
     from relay.daemon.opening import open_journal
-    from relay.journal.replay import checkpoint_offsets
+    from relay.journal.manifest_reader import checkpoint_offsets
 
     with ExitStack() as held:
         held.enter_context(hold_lock(place.home))

@@ -36,7 +36,7 @@ from relay.daemon.opening import open_store_readonly, store_key, stream_dir
 from relay.delivery import reads
 from relay.delivery.projection import Projection
 from relay.engine.engine import Engine
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 from relay.ledger import file as ledger_file
 from relay.ledger.ledger import Ledger
 

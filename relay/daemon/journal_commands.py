@@ -18,8 +18,8 @@ from relay.daemon.opening import link_base, stream_dir
 from relay.delivery.eventlog import EventLog
 from relay.journal import plan
 from relay.journal.catalog import SegmentEntry
+from relay.journal.manifest_reader import checkpoint_offsets
 from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
-from relay.journal.replay import checkpoint_offsets
 from relay.journal.tiers import Tiers
 
 

@@ -42,8 +42,8 @@ from relay.engine.rules import DEFAULT_LIMITS
 from relay.engine.state import DeliveryRules, State
 from relay.journal.format import Record
 from relay.journal.journal import Journal, JournalReader
+from relay.journal.manifest_reader import checkpoint_offsets, read_manifest
 from relay.journal.plan import TierPolicy
-from relay.journal.replay import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
 

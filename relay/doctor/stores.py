@@ -29,7 +29,7 @@ from relay.journal import check as journal_check
 from relay.journal.catalog import Catalog, Residency, SegmentEntry
 from relay.journal.journal import JournalReader
 from relay.journal.manifest_format import ManifestType, Reason
-from relay.journal.replay import checkpoint_offsets, read_manifest
+from relay.journal.manifest_reader import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 from relay.ledger import check as ledger_check
 from relay.ledger.check import RESTORE

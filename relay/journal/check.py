@@ -38,7 +38,7 @@ from relay.journal.format import (
     length_without_zeros,
 )
 from relay.journal.manifest_format import CHUNK_MAGIC, SNAPSHOT_MAGIC, ChunkHeader, ManifestRecord
-from relay.journal.replay import (
+from relay.journal.manifest_reader import (
     FIRST_MANIFEST_RECORD,
     MANIFEST,
     chunk_indexes,

@@ -30,8 +30,8 @@ from relay.journal.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, re
 from relay.journal.format import Footer, crc64
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import MAX_ETAG_BYTES, Field, ManifestType, Reason
+from relay.journal.manifest_reader import chunk_path, is_chunk_uploaded
 from relay.journal.objects import ObjectFacts, ObjectStore
-from relay.journal.replay import chunk_path, is_chunk_uploaded
 from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path
 from relay.journal.warm import (
     Dictionaries,

@@ -26,8 +26,8 @@ from relay.journal.catalog import SegmentEntry
 from relay.journal.format import FOOTER, RECORD, HeaderCrcs, Record, RecordFlag, encode_records
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import CHECKPOINT_WRITTEN, ManifestType
+from relay.journal.manifest_reader import read_manifest
 from relay.journal.recover import Recovery
-from relay.journal.replay import read_manifest
 from relay.journal.segment import (
     FIRST_RECORD,
     SEGMENTS,

@@ -43,7 +43,7 @@ from relay.journal.manifest_format import (
     ManifestRecord,
     ManifestType,
 )
-from relay.journal.replay import (
+from relay.journal.manifest_reader import (
     FIRST_MANIFEST_RECORD,
     MANIFEST,
     ManifestChunk,

@@ -38,7 +38,7 @@ from relay.journal.format import (
 )
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 
 SEGMENTS = "segments"
 WARM = "warm"

@@ -31,7 +31,7 @@ from relay.daemon.opening import open_store, stream_dir
 from relay.engine.events import VERSION, EventCodec, EventRecord, Start
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report, sync
 
 PACE_S = 0.010

@@ -15,7 +15,7 @@ from relay.journal.files import SegmentCheck
 from relay.journal.format import crc64
 from relay.journal.journal import Append, Journal
 from relay.journal.manifest_format import MANIFEST_RECORD
-from relay.journal.replay import chunk_path, read_manifest
+from relay.journal.manifest_reader import chunk_path, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_path
 from relay.journal.warm import Dictionaries, compress
 from relay.ledger import archive_pack

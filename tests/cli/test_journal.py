@@ -18,7 +18,7 @@ from relay.cli import cli
 from relay.cli.daemon import init
 from relay.daemon.journal_commands import covered_offset
 from relay.journal.journal import Append, Journal
-from relay.journal.replay import checkpoint_offsets
+from relay.journal.manifest_reader import checkpoint_offsets
 from relay.journal.segment import SegmentPolicy, segment_path
 from tests.box import MakeBox
 from tests.journal.payloads import payload

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from relay.base import fsio
 from relay.journal import manifest_format
 from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
-from relay.journal.replay import chunk_indexes, chunk_path, decode_chunk, load_chunk
+from relay.journal.manifest_reader import chunk_indexes, chunk_path, decode_chunk, load_chunk
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"
 STREAM_1 = FIXTURES / "stream" / f"{1:020d}"

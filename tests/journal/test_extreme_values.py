@@ -12,7 +12,7 @@ from relay.journal.format import Footer, SegmentFlag, SegmentHeader, crc64
 from relay.journal.format import encode_record as record_of
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import ManifestRecord, ManifestType
-from relay.journal.replay import chunk_path, decode_chunk, load_chunk
+from relay.journal.manifest_reader import chunk_path, decode_chunk, load_chunk
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_path
 from tests.journal.manifest_support import opened, said, sealed
 from tests.journal.support import Stream, payloads, put

@@ -45,7 +45,7 @@ from relay.journal.manifest_format import (
     Reason,
     decode_manifest_record,
 )
-from relay.journal.replay import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
+from relay.journal.manifest_reader import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
 from tests.documents import read_page, tables
 from tests.journal.manifest_support import (
     FIXTURES,

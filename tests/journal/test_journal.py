@@ -15,7 +15,7 @@ from relay.journal.catalog import Residency
 from relay.journal.format import FOOTER, RECORD, Footer, RecordFlag
 from relay.journal.journal import Append, JournalReader
 from relay.journal.manifest_format import ManifestType
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
 from tests.disk import fail, flip
 from tests.journal.support import Stream, payloads, put

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from relay.base.errors import RelayError
 from relay.journal import manifest as manifests
-from relay.journal import replay as replays
+from relay.journal import manifest_reader
 from relay.journal.catalog import Catalog, snapshot_ids
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import (
@@ -25,7 +25,7 @@ from relay.journal.manifest_format import (
     ManifestType,
     decode_chunk_header,
 )
-from relay.journal.replay import chunk_indexes, decode_chunk, read_manifest
+from relay.journal.manifest_reader import chunk_indexes, decode_chunk, read_manifest
 from tests.disk import hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
@@ -73,7 +73,7 @@ def catalog_of(records: list[ManifestRecord]) -> Catalog:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(replays.chunk_path(stream, index))
+    return Path(manifest_reader.chunk_path(stream, index))
 
 
 # -- writing and opening again -------------------------------------------------------------

@@ -15,7 +15,7 @@ from relay.base.errors import FormatError, JournalFailed
 from relay.journal.format import FOOTER, Footer, SegmentFlag, SegmentHeader
 from relay.journal.journal import Append, Journal, JournalReader
 from relay.journal.manifest_format import ManifestType
-from relay.journal.replay import read_manifest
+from relay.journal.manifest_reader import read_manifest
 from relay.journal.segment import FIRST_RECORD, UNSYNCED, segment_ids
 from tests.disk import fail, flip, killed_before
 from tests.journal.support import Stream, payloads, put

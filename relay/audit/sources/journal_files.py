@@ -44,9 +44,9 @@ from relay.journal.format import (
     describe_fault,
     scan,
 )
+from relay.journal.manifest_reader import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.recover import TailKind, inspect_tail
-from relay.journal.replay import read_manifest
 from relay.journal.segment import (
     FIRST_RECORD,
     SEGMENTS,

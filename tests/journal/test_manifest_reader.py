@@ -11,7 +11,7 @@ import pytest
 
 from relay.base.errors import FormatError, RelayError
 from relay.journal import manifest as manifests
-from relay.journal import replay as replays
+from relay.journal import manifest_reader
 from relay.journal.catalog import (
     Catalog,
     encode_snapshot,
@@ -26,7 +26,7 @@ from relay.journal.manifest_format import (
     ManifestType,
     decode_chunk_header,
 )
-from relay.journal.replay import chunk_indexes, decode_chunk, load_chunk, read_manifest
+from relay.journal.manifest_reader import chunk_indexes, decode_chunk, load_chunk, read_manifest
 from tests.disk import flip, hooked, kill_at_every_call
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import STREAM_1, STREAM_2, opened, said, sealed, silent, stored
@@ -63,7 +63,7 @@ def begin(stream: str) -> Manifest:
 
 
 def chunk_path(stream: str, index: int) -> Path:
-    return Path(replays.chunk_path(stream, index))
+    return Path(manifest_reader.chunk_path(stream, index))
 
 
 def entries_of(records: list[ManifestRecord]) -> dict[int, object]:
@@ -115,7 +115,7 @@ def test_each_field_of_a_chunks_header_is_verified(stream: str, at: int, fault: 
     path = chunk_path(stream, 2)
     flip(path, at)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
-    seen = replays.Replay(stream, lines.append).run()
+    seen = manifest_reader.Replay(stream, lines.append).run()
     assert seen.damaged_from == 2 and len(seen.records) >= before
     assert seen.records == RECORDS[: len(seen.records)]
     assert lines[0].startswith(f"{path} {fault}")
@@ -243,11 +243,11 @@ def test_replay_starts_at_the_newest_good_snapshot(stream: str) -> None:
     ]
     flip(Path(snapshot_path(stream, 2)), 40)
     lines: list[str] = []
-    seen = replays.Replay(stream, lines.append).run()
+    seen = manifest_reader.Replay(stream, lines.append).run()
     assert seen.snapshot is not None and seen.snapshot.snapshot_id == 1
     assert len(lines) == 1 and lines[0].endswith("this snapshot is not used")
     flip(Path(snapshot_path(stream, 1)), 40)
-    whole = replays.Replay(stream, silent).run()
+    whole = manifest_reader.Replay(stream, silent).run()
     assert whole.snapshot is None and len(whole.records) == len(RECORDS) + 4
     for each in (seen, whole):
         assert list(each.catalog.entries.values()) == entries and not each.damaged
@@ -375,7 +375,7 @@ def test_a_pruned_chunk_is_looked_for(stream: str, monkeypatch: pytest.MonkeyPat
             raise FileNotFoundError(path)
         return load(path)
 
-    monkeypatch.setattr(replays, "load_chunk", once)
+    monkeypatch.setattr(manifest_reader, "load_chunk", once)
     assert read_manifest(stream, silent).records == RECORDS and failed
 
 
@@ -390,7 +390,7 @@ def test_a_half_written_header_is_read_again(stream: str, monkeypatch: pytest.Mo
         torn.append(path)
         return data[:48] + bytes(8) + data[56:]
 
-    monkeypatch.setattr(replays, "load_chunk", once)
+    monkeypatch.setattr(manifest_reader, "load_chunk", once)
     view = read_manifest(stream, lines.append)
     assert torn and not view.damaged and lines == [] and view.records == RECORDS
 
