@@ -55,7 +55,7 @@ def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
             yield HomeSource("store", unit.shown, "", given=unit)
     yield from _segments(plans, segments)
     days: dict[str, list[ArchiveUnit]] = defaultdict(list)
-    for one in (unit for part in originals.plan(home) for unit in part):
+    for one in originals.plan(home):
         name = one.day if one.agent else originals.pack_name(one.day)
         days[f"{originals.FOLDER}/{name}"].append(one)
     for path, of_day in sorted(days.items()):

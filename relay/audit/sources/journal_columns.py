@@ -7,7 +7,8 @@ of events: a field that a kind lacks is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,9 +21,11 @@ from relay.base.names import sha256_hex
 from relay.engine.events import VERSION, Checkpoint, EventCodec, Start
 from relay.engine.messages import KIND_OF
 
+Row = tuple[int, int, int, Any]  # offset, end, milliseconds, frame
 Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["RecordRows", pa.DataType], pa.Array]
 
+BATCH_ROWS = 2_000  # their events stay in the processor's cache: a tenth less time than with 10,000
 _WORD = str | int | float | bool | None  # what a message's metadata may hold
 # The fields of events that columns are made of; deeper ones by their path.
 _WIRE: dict[str, Any] = {
@@ -74,25 +77,27 @@ _MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
 class RecordRows:
     """Records of one segment, a list for each thing that all of them have."""
 
-    def __init__(self, stream: str, segment: int) -> None:
+    def __init__(self, stream: str, segment: int, rows: Sequence[Row] = ()) -> None:
         self.stream = stream
         self.segment = segment
-        self.offsets: list[int] = []
-        self.ends: list[int] = []
-        self.at_ms: list[int] = []
-        self.frames: list[Any] = []
-        self.events: list[Any] = []  # NO_EVENT for a record without one
+        self.offsets = [row[0] for row in rows]
+        self.ends = [row[1] for row in rows]
+        self.at_ms = [row[2] for row in rows]
+        self.frames = [row[3] for row in rows]
+        self.events: list[Any] = [frame.event or NO_EVENT for frame in self.frames]
 
-    def __len__(self) -> int:
-        return len(self.offsets)
+    def where(self, chosen: Sequence[bool]) -> RecordRows:
+        """Those of which ``chosen`` says so, in order."""
+        some = RecordRows(self.stream, self.segment)
+        for name in ("offsets", "ends", "at_ms", "frames", "events"):
+            setattr(some, name, list(compress(getattr(self, name), chosen)))
+        return some
 
-    def add(self, offset: int, end: int, at_ms: int, frame: Any) -> None:
-        """One record."""
-        self.offsets.append(offset)
-        self.ends.append(end)
-        self.at_ms.append(at_ms)
-        self.frames.append(frame)
-        self.events.append(frame.event or NO_EVENT)
+
+def in_batches(stream: str, segment: int, rows: Iterator[Row]) -> Iterator[RecordRows]:
+    """Gather rows of a segment, some thousands at a time."""
+    while some := list(islice(rows, BATCH_ROWS)):
+        yield RecordRows(stream, segment, some)
 
 
 class _NoEvent:
@@ -193,7 +198,7 @@ def _of_message(value: Callable[[Any], Any]) -> Make:
 
 
 def _same(value: Callable[[RecordRows], Any]) -> Make:
-    return lambda rows, kind: pa.repeat(pa.scalar(value(rows), kind), len(rows))
+    return lambda rows, kind: pa.repeat(pa.scalar(value(rows), kind), len(rows.frames))
 
 
 def _time_ms(values: Callable[[RecordRows], list[Any]]) -> Make:
@@ -250,10 +255,10 @@ def _about(event: Any) -> Sequence[int]:
     number = event.message_id
     if number is not None:
         return (number,) if type(number) is int else ()
+    if event.message_ids is not None:
+        return event.message_ids  # type: ignore[no-any-return]
     if event.deliveries is not None:
         return tuple({one[0]: None for one in event.deliveries})
-    if event.message_ids is not None:
-        return tuple(event.message_ids)
     return (event.key[1],) if event.key is not None else ()
 
 
@@ -302,11 +307,10 @@ def _deliveries(rows: RecordRows, kind: pa.DataType) -> pa.Array:
                 names.append(name)
                 attempts.append(attempt)
         elif recipients := _recipients(event):
-            attempt = _attempt(event)
             for number in _about(event):
                 numbers += [number] * len(recipients)
                 names += recipients
-                attempts += [attempt] * len(recipients)
+            attempts += [_attempt(event)] * (len(numbers) - before)
         offsets.append(before if len(numbers) > before else None)
     fields = list(kind.value_type)
     lists = (
@@ -320,11 +324,11 @@ def _deliveries(rows: RecordRows, kind: pa.DataType) -> pa.Array:
 
 
 def _state(event: Any) -> str | None:
+    if (known := _STATE_OF.get(event.type)) is not None:
+        return known
     if event.type == "DeliveriesMoved":
         return _STATES.get(event.state)
-    if event.delivery is not None:
-        return _STATES.get(event.delivery.state)
-    return _STATE_OF.get(event.type)
+    return None if event.delivery is None else _STATES.get(event.delivery.state)
 
 
 def _attempt(event: Any) -> int | None:

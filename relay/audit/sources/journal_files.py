@@ -14,11 +14,20 @@ import contextlib
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from relay.audit.sources.journal_columns import GAP, SEALED, Marker, RecordRows, decoder, to_batch
+from relay.audit.sources.journal_columns import (
+    GAP,
+    SEALED,
+    Marker,
+    RecordRows,
+    Row,
+    decoder,
+    in_batches,
+    to_batch,
+)
 from relay.audit.temp_folders import temporary_folder
 from relay.base import crypto
 from relay.base.clock import NS_PER_MS, Clock
@@ -353,11 +362,9 @@ def _get(store: ObjectStore, key: str, path: str) -> None:
             file.write(piece)
 
 
-BATCH_ROWS = 10_000
 LOST = "records are lost here"
 _GAP = int(RecordFlag.GAP)
 
-Row = tuple[int, int, int, Any]  # offset, end, milliseconds, frame
 Damaged = Callable[[JournalDamage], object]
 
 
@@ -382,24 +389,25 @@ def read_segment(
     is called. Errors, when they are not: FormatError with file and place,
     SealedStore, JournalError for a segment that is gone.
     """
-    rows = RecordRows(segment.folder, segment.segment_id)
-    for row in _PartReader(segment, settings, damaged).rows(schema.names):
-        rows.add(*row)
-        if len(rows) >= BATCH_ROWS:
-            yield to_batch(rows, schema)
-            rows = RecordRows(segment.folder, segment.segment_id)
-    if len(rows):
+    for rows in read_rows(segment, schema.names, settings, damaged):
         yield to_batch(rows, schema)
+
+
+def read_rows(
+    segment: SegmentPart, columns: Iterable[str], settings: ReadSettings, damaged: Damaged
+) -> Iterator[RecordRows]:
+    """Decode what columns need of the same records. Errors: ``read_segment``'s."""
+    rows = _PartReader(segment, settings, damaged).rows(columns)
+    return in_batches(segment.folder, segment.segment_id, rows)
 
 
 def gap_rows(damage: Iterable[JournalDamage], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Make a row ``Gap``, as of now, of each part of a stream that a plan could not read."""
     now_ms = Clock().now_ns() // NS_PER_MS
     for one in damage:
-        rows = RecordRows(one.folder, one.segment_id or 0)
         at = one.offset or 0
-        rows.add(at, one.end or at, now_ms, Marker(GAP, one.reason))
-        yield to_batch(rows, schema)
+        row = (at, one.end or at, now_ms, Marker(GAP, one.reason))
+        yield to_batch(RecordRows(one.folder, one.segment_id or 0, [row]), schema)
 
 
 class _PartReader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -10,36 +10,28 @@ import pyarrow.compute as pc
 
 from relay.audit import lake_columns
 from relay.audit.lake_columns import NUMBER, TEXT, U64
-from relay.audit.sources.journal_columns import SEALED, RecordRows, decoder, to_batch
-from relay.audit.sources.journal_files import (
-    BATCH_ROWS,
-    ReadSettings,
-    SegmentPart,
-    read_segment,
+from relay.audit.sources.journal_columns import (
+    SEALED,
+    RecordRows,
+    decoder,
+    in_batches,
+    to_batch,
 )
+from relay.audit.sources.journal_files import ReadSettings, SegmentPart, read_rows
 from relay.base import crypto
 from relay.base.errors import RelayError
 from relay.journal.catalog import SegmentEntry
 from relay.journal.check import SegmentInspector
 
 _DELIVERY = pa.struct([("number", U64), ("recipient", TEXT), ("attempt", NUMBER)])
-_TYPES = {"segment": NUMBER, "number": U64, "deliveries": pa.list_(_DELIVERY)}
-_TABLES = ("journal_sent", "journal_moves", "journal_records")
-_NOT_READ = ("bucket", "recipient", "attempt")  # made of others
-COLUMNS = pa.schema(
-    [
-        pa.field(name, kind)
-        for name, kind in {
-            **{
-                field.name: field.type
-                for table in _TABLES
-                for field in lake_columns.TABLES[table]
-                if field.name not in _NOT_READ
-            },
-            **_TYPES,
-        }.items()
-    ]
+_LISTED = pa.field("deliveries", pa.list_(_DELIVERY))
+# What is read for each table; the buckets are made later.
+_SENT = lake_columns.JOURNAL_SENT.remove(0)
+_RECORDS = lake_columns.JOURNAL_RECORDS
+_MOVES = pa.schema(
+    [*(one for one in lake_columns.JOURNAL_MOVES if one.name not in _DELIVERY.names), _LISTED]
 )
+COLUMNS = sorted({*_SENT.names, *_RECORDS.names, *_MOVES.names})
 SENT = "MessageSent"
 NO_KEY = "records are sealed, and no key opens them"
 
@@ -65,12 +57,12 @@ def read_part(
     record Gap. Errors: RelayError, OSError when nothing of it can be read.
     """
     if local and part.lost_from < 0:
-        found = _inspected(part, settings, local, entry)
+        found = _inspected(part, shown, settings, local, entry)
         if found is not None:
-            return SegmentRows(_tables(iter(found), shown), True, [])
+            return SegmentRows(found, True, [])
     lost: list[str] = []
     lenient = settings._replace(permissive=True)
-    every = read_segment(part, COLUMNS, lenient, lambda damage: lost.append(damage.reason))
+    every = read_rows(part, COLUMNS, lenient, lambda damage: lost.append(damage.reason))
     tables = _tables(every, shown)
     if any(SEALED in batch.column("event").to_pylist() for batch in tables["journal_records"]):
         lost.append(f"{part.folder}: {NO_KEY}")
@@ -78,52 +70,50 @@ def read_part(
 
 
 def _inspected(
-    part: SegmentPart, settings: ReadSettings, path: str, entry: SegmentEntry | None
-) -> list[pa.RecordBatch] | None:
+    part: SegmentPart, shown: str, settings: ReadSettings, path: str, entry: SegmentEntry | None
+) -> dict[str, list[pa.RecordBatch]] | None:
     """Read a sound file, and verify it on the way; None for any other."""
     key = crypto.load_key(settings.key_file) if settings.key_file else None
-    batches = []
-    rows = RecordRows(part.folder, part.segment_id)
     try:
         inspector = SegmentInspector(path, entry)
         try:
-            decode = decoder(COLUMNS.names, key, path)
-            for record in inspector.records():
-                offset, at_ms, _, payload = record
-                if not part.start <= offset < part.end:
-                    continue
-                rows.add(offset, record.end, at_ms, decode(payload, offset))
-                if len(rows) >= BATCH_ROWS:
-                    batches.append(to_batch(rows, COLUMNS))
-                    rows = RecordRows(part.folder, part.segment_id)
+            decode = decoder(COLUMNS, key, path)
+            rows = (
+                (record.offset, record.end, record.at_ms, decode(record.payload, record.offset))
+                for record in inspector.records()
+                if part.start <= record.offset < part.end
+            )
+            tables = _tables(in_batches(part.folder, part.segment_id, rows), shown)
             inspector.finish()
         finally:
             inspector.close()
     except (RelayError, OSError):
         return None  # its faults are found by who reads it once more
-    return None if inspector.findings else [*batches, to_batch(rows, COLUMNS)]
+    return None if inspector.findings else tables
 
 
-def _tables(batches: Iterator[pa.RecordBatch], shown: str) -> dict[str, list[pa.RecordBatch]]:
-    found: dict[str, list[pa.RecordBatch]] = {table: [] for table in _TABLES}
-    for batch in batches:
-        at = batch.schema.get_field_index("stream")
-        batch = batch.set_column(at, "stream", pa.repeat(pa.scalar(shown), len(batch)))
-        is_sent = pc.equal(batch.column("event"), SENT)
-        has_moves = pc.is_valid(batch.column("deliveries"))
-        sent = batch.filter(is_sent)
+def _tables(every: Iterable[RecordRows], shown: str) -> dict[str, list[pa.RecordBatch]]:
+    """Make each column only of the records of its table."""
+    found: dict[str, list[pa.RecordBatch]] = {
+        "journal_sent": [], "journal_moves": [], "journal_records": []
+    }  # fmt: skip
+    for rows in every:
+        rows.stream = shown
+        is_sent = [event.type == SENT for event in rows.events]
+        sent = to_batch(rows.where(is_sent), _SENT)
+        moved = to_batch(rows, _MOVES)
+        has_moves = moved.column(_LISTED.name).is_valid().to_pylist()
+        is_other = [not (one or other) for one, other in zip(is_sent, has_moves, strict=True)]
         columns = lake_columns.JOURNAL_SENT
         found["journal_sent"].append(lake_columns.with_bucket(columns, sent, "relay_id"))
-        found["journal_moves"].append(_moves(batch))
-        columns = lake_columns.JOURNAL_RECORDS
-        others = batch.filter(pc.invert(pc.or_(is_sent, has_moves)))
-        found["journal_records"].append(others.select(columns.names).cast(columns))
+        found["journal_moves"].append(_moves(moved))
+        found["journal_records"].append(to_batch(rows.where(is_other), _RECORDS))
     return found
 
 
 def _moves(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Make a row of each delivery that a record is about."""
-    lists = batch.column("deliveries")
+    lists = batch.column(_LISTED.name)
     of = pc.list_parent_indices(lists)
     flat = pc.list_flatten(lists)
     own = dict(zip(_DELIVERY.names, flat.flatten(), strict=True))

@@ -21,7 +21,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from relay.acomm.model import Priority
 from relay.base.clock import duration_ms
@@ -43,11 +43,10 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 FOLDER = "archive"
-MOST_PARTITIONS = 64  # a task costs some 10 ms, and a year of fifty agents has 18,000 folders
 MOST_BYTES = max_file_bytes(DEFAULT_MAX_BODY_BYTES)  # a refused file may have any size
 _KINDS = {REJECTED: "rejected", DUPLICATES: "duplicate"}
-HEADERS = ("target", "message_type", "priority", "ttl_s", "topic", "thread")
 _NO_HEADING = ("", "", "", None, None, None)
+_NOT_REGULAR = "not a regular file"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -81,11 +80,8 @@ class Original(NamedTuple):
     problem: str | None = None
 
 
-def plan(home: str) -> list[list[ArchiveUnit]]:
-    """List the folders and packs to read, in partitions of about as many folders each.
-
-    Errors: RelayError when the archive cannot be listed.
-    """
+def plan(home: str) -> list[ArchiveUnit]:
+    """List the folders and packs to read. Errors: RelayError when they cannot be listed."""
     root = os.path.join(home, FOLDER)
     units: list[ArchiveUnit] = []
     try:
@@ -103,8 +99,7 @@ def plan(home: str) -> list[list[ArchiveUnit]]:
         return []
     except OSError as exc:
         raise RelayError(f"{root} cannot be listed: {exc.strerror}") from exc
-    # one after the other to each: days grow, and neighbours are of a size
-    return [part for first in range(MOST_PARTITIONS) if (part := units[first::MOST_PARTITIONS])]
+    return units
 
 
 def read_unit(home: str, unit: ArchiveUnit) -> Iterator[Original]:
@@ -143,26 +138,30 @@ def _read_folder(home: str, prefix: str, unit: ArchiveUnit) -> Iterator[Original
 
 def _read_file(home: str, path: str, day: str) -> Original:
     """Errors: FileNotFoundError alone."""
-    row = _from_path(path, day, None)
+    size: int | None = None
+    changed_at: int | None = None
+    data: bytes | None = None
+    problem: str | None = None
     try:
-        fd = os.open(os.path.join(home, path), _FLAGS)
+        fd = os.open(f"{home}/{path}", _FLAGS)
     except FileNotFoundError:
         raise
     except OSError as exc:
         is_link = exc.errno in (errno.ELOOP, errno.ENXIO)
-        return row._replace(problem="not a regular file" if is_link else _reason(exc))
+        return _row(path, day, problem=_NOT_REGULAR if is_link else _reason(exc))
     try:
         status = os.fstat(fd)
-        row = row._replace(size=status.st_size, changed_at=status.st_ctime_ns // 1000)
+        changed_at = status.st_ctime_ns // 1000
         if not stat.S_ISREG(status.st_mode):
-            return row._replace(size=None, problem="not a regular file")
-        if status.st_size > MOST_BYTES:
-            return row
-        return _with_content(row, _all_of(fd, status.st_size))
+            problem = _NOT_REGULAR
+        else:
+            size = status.st_size
+            data = _all_of(fd, size) if size <= MOST_BYTES else None
     except OSError as exc:
-        return row._replace(problem=_reason(exc))
+        problem = _reason(exc)
     finally:
         os.close(fd)
+    return _row(path, day, None, data, size, changed_at, problem)
 
 
 def _all_of(fd: int, size: int) -> bytes:
@@ -179,34 +178,46 @@ def _read_pack(home: str, day: str, prefix: str, seen: set[str]) -> Iterator[Ori
         with open(os.path.join(home, name), "rb") as file:
             for path, data in pack_members(file, name):
                 if path.startswith(prefix) and path not in seen:
-                    row = _from_path(path, day, name)._replace(size=len(data))
                     is_read = len(data) <= MOST_BYTES
-                    yield _with_content(row, data) if is_read else row
+                    yield _row(path, day, name, data if is_read else None, len(data))
     except FileNotFoundError:
         return  # pruned just now
     except (OSError, FormatError) as exc:
         yield Original(name, None, "pack", day, None, name, problem=_reason(exc))
 
 
-def _from_path(path: str, day: str, pack: str | None) -> Original:
-    """Make a row from the path alone."""
-    parts = path.split("/")
-    kind = _KINDS.get(parts[3], "original") if len(parts) > 4 else "original"
-    stem, suffix, _ = parts[-1].rpartition(MSG_SUFFIX)  # a number may follow it
-    agent = parts[2] if len(parts) > 3 else ""
+def _row(
+    path: str,
+    day: str,
+    pack: str | None = None,
+    data: bytes | None = None,
+    size: int | None = None,
+    changed_at: int | None = None,
+    problem: str | None = None,
+) -> Original:
+    """Make a row; without ``data`` from the path alone."""
+    folder, _, name = path.rpartition("/")
+    kind, agent = _kind_and_agent(folder)
+    stem, suffix, _ = name.rpartition(MSG_SUFFIX)  # a number may follow it
     message_id = _text(stem) if suffix else None
-    return Original(_text(path), message_id, kind, day, _text(agent) or None, pack)
+    named = (_text(path), message_id, kind, day, agent, pack, size)
+    if data is None:
+        return Original(*named, changed_at=changed_at, problem=problem)
+    head, body = split(data)
+    said = _heading(head) if len(head) <= MAX_HEADER_BYTES else _NO_HEADING
+    checksum = sha256_hex(body) if body else _replaced(data)
+    return Original(*named, checksum, sha256_hex(data), *said, changed_at, problem)
+
+
+@functools.lru_cache  # files of a folder follow one another
+def _kind_and_agent(folder: str) -> tuple[str, str | None]:
+    parts = folder.split("/")
+    agent = parts[2] if len(parts) > 2 else ""
+    return _KINDS.get(parts[3], "original") if len(parts) > 3 else "original", _text(agent) or None
 
 
 def _text(name: str) -> str:
     return name if name.isprintable() else shown(name)  # which takes ten times as long
-
-
-def _with_content(row: Original, data: bytes) -> Original:
-    head, _ = split(data)
-    said = _heading(head) if len(head) <= MAX_HEADER_BYTES else _NO_HEADING
-    headers: dict[str, Any] = dict(zip(HEADERS, said, strict=True))
-    return row._replace(checksum=checksum_of(data), sha256=sha256_hex(data), **headers)
 
 
 @functools.lru_cache(maxsize=4096)  # many messages have the very same header
@@ -234,13 +245,10 @@ def _ttl_s(text: str) -> int | None:
         return None
 
 
-def checksum_of(data: bytes) -> str | None:
-    """Return the SHA-256 of the content, as in the ledger; None for an invalid message."""
-    _, body = split(data)
-    if body:
-        return sha256_hex(body)
+def _replaced(data: bytes) -> str | None:
+    """The SHA-256 of what replaces an empty body, the KIND's word; None for an invalid message."""
     try:
-        return sha256_hex(parse(data).content)  # the KIND's word replaces an empty body
+        return sha256_hex(parse(data).content)
     except MessageError:
         return None
 
@@ -283,8 +291,7 @@ def pack_members(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
             source.drain()  # two empty blocks end it; what is behind them is filling
             return
         size = _size_of(head, path, source.at)
-        data = source.take(size)
-        source.take(-size % BLOCK)
+        data = source.take(size + -size % BLOCK)[:size]
         kind = head[156:157]
         if kind == _PAX:
             long_name = _pax_path(data, path, source.at)
@@ -344,7 +351,7 @@ def _size_of(head: bytes, path: str, at: int) -> int:
         size = int(head[124:136].rstrip(b"\0 ") or b"0", 8)
     except ValueError as exc:
         raise FormatError(path, at - BLOCK, _EXPECTED, f"an invalid header: {exc}") from exc
-    found = sum(head) - sum(head[148:156]) + _BLANKS
+    found = sum(head.translate(None, b"\0")) - sum(head[148:156]) + _BLANKS  # most are zeros
     if expected != found or size < 0:
         raise FormatError(path, at - BLOCK, f"a header of sum {expected}", found)
     return size
