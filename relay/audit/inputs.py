@@ -12,16 +12,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from relay.audit import lake_columns
 from relay.audit.extract import UNREAD, update
 from relay.audit.lake import Lake, LakeManifest, default_name, home_id, open_lake
 from relay.audit.lake_tables import read_parquet
-from relay.audit.schemas import formats, subset
+from relay.audit.schemas import formats
+from relay.audit.schemas.formats import in_spark, subset
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import MODES
 from relay.audit.sources.acomm_source import SECTIONS, sections_of
@@ -105,7 +106,7 @@ class Inputs:
         """Time of the ledger's snapshot. Unix nanoseconds."""
         return self.snapshot.ledger.taken_ns
 
-    def previous_run(self, table: str, schema: StructType) -> DataFrame:
+    def previous_run(self, table: str, columns: pa.Schema) -> DataFrame:
         """Read a small table of the previous run; it is empty without ``--compare``.
 
         It is read at once: this run may write to the same place. Errors: RelayError when that
@@ -119,8 +120,8 @@ class Inputs:
                     f"there is no {path} to compare with",
                     hint="--compare expects the --out folder of a run with the job integrity",
                 )
-            rows = read_parquet(self._spark, schema, path).collect()
-        return self._spark.createDataFrame(rows, schema)
+            rows = read_parquet(self._spark, columns, path).collect()
+        return self._spark.createDataFrame(rows, in_spark(columns))
 
     def table(self, name: str, *columns: str) -> DataFrame:
         """Read columns of a table of the lake, or all; paths as in the home.
@@ -131,7 +132,7 @@ class Inputs:
         self._require_whole(*_SOURCES.get(name.partition("_")[0], ()))
         if not columns:  # to name them all takes longer than to leave them to the optimizer
             return self._table(name)
-        known = formats.of_lake(lake_columns.TABLES[name])
+        known = in_spark(lake_columns.TABLES[name])
         return self._table(name).select(*subset(known, columns, f"table {name}").names)
 
     def add_view(self, name: str) -> None:
@@ -223,8 +224,7 @@ class Inputs:
         def load() -> DataFrame:
             lake, made = self._extracted()
             paths = [f"{lake.url}/{one.path}" for one in made.files() if one.table == table]
-            schema = formats.of_lake(lake_columns.TABLES[table])
-            frame = read_parquet(self._spark, schema, *paths)
+            frame = read_parquet(self._spark, lake_columns.TABLES[table], *paths)
             return frame.coalesce(1) if self._here else frame  # so little is joined in one task
 
         return self._cached(table, load)

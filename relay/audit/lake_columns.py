@@ -15,7 +15,6 @@ stores as u64 are ``decimal(20,0)``. Needs neither Spark nor a home.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +24,8 @@ from relay.ledger.schema import schema_sql
 
 TEXT, NUMBER, FLAG, FLOAT = pa.string(), pa.int64(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
-U64, WORDS = pa.decimal128(20, 0), pa.list_(pa.string())
+U64, WORDS, TEXTS = pa.decimal128(20, 0), pa.list_(TEXT), pa.map_(TEXT, TEXT)
+BYTES = pa.binary()
 LEDGER_PREFIX = "ledger_"
 _COMMENT_KEY = b"comment"
 _HAS_TIME = r"^[1-8][0-9]{18}-"  # the nanoseconds that an id of the relay begins with
@@ -388,11 +388,6 @@ TABLES: dict[str, pa.Schema] = {
     **{f"{LEDGER_PREFIX}{table}": _with_bucket(columns) for table, columns in LEDGER.items()},
     "home": HOME,
 }
-
-
-def columns_of(table: str) -> Sequence[tuple[str, str, str]]:
-    """Return (name, type, comment) of each column of a table."""
-    return [(column.name, str(column.type), comment_of(column)) for column in TABLES[table]]
 
 
 def buckets_of(ids: pa.Array) -> pa.Array:

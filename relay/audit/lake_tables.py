@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from relay.audit import lake_columns
 from relay.audit.lake import home_id, homes_of, open_lake, read_manifest
-from relay.audit.schemas import TEXT, always
-from relay.audit.schemas.formats import of_lake
+from relay.audit.lake_columns import TEXT, always
+from relay.audit.schemas.formats import in_spark
 from relay.base.errors import RelayError
 
 HOME = always("home", TEXT, "16 hex: the home that the row is of")
@@ -19,13 +19,13 @@ _GLOB = re.compile(r"[\\*?{}\[\]]")  # Hadoop's
 
 
 def read_parquet(
-    spark: SparkSession, schema: StructType, *paths: str, base: str | None = None
+    spark: SparkSession, columns: pa.Schema, *paths: str, base: str | None = None
 ) -> DataFrame:
     """Read these files or folders, each named as it is: Spark would take the names as globs.
 
     ``base``: the folder of a table, whose partitions the paths name.
     """
-    reader = spark.read.schema(schema)
+    reader = spark.read.schema(in_spark(columns))
     if base is not None:
         reader = reader.option("basePath", base)
     return reader.parquet(*[_GLOB.sub(r"\\\g<0>", path) for path in paths])
@@ -50,8 +50,7 @@ def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
             paths[file.table].append(f"{opened.url}/{file.path}")
     found = {}
     for table, columns in lake_columns.TABLES.items():
-        schema = StructType([*of_lake(columns), HOME])
         base = f"{opened.url}/{table}"
-        found[table] = read_parquet(spark, schema, *paths[table], base=base)
+        found[table] = read_parquet(spark, columns.append(HOME), *paths[table], base=base)
         found[table].createOrReplaceTempView(table)
     return found

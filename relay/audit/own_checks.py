@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,8 +31,10 @@ from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.statements import views_lock
+from relay.audit.lake_columns import TEXT, TEXTS, always, maybe
 from relay.audit.lake_tables import read_parquet
-from relay.audit.schemas import TEXT, TEXTS, always, conform, formats, maybe, results
+from relay.audit.schemas import formats, results
+from relay.audit.schemas.formats import conform
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
@@ -45,7 +48,7 @@ SUFFIX = ".sql"
 MOST_BYTES = 1 << 20  # of a file
 RESULT = "result_"  # before the name of a job's table
 
-ROW = StructType(
+ROW = pa.schema(
     [
         maybe("message_id", TEXT, "column of the check's SELECT"),
         maybe("agent", TEXT, "likewise"),
@@ -236,7 +239,7 @@ def _journal(inputs: Inputs, code: str) -> DataFrame:
     return inputs.journal(*(formats.JOURNAL.names if "*" in code else names))
 
 
-def _result(job: str, table: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
+def _result(job: str, table: str, schema: pa.Schema, inputs: Inputs, code: str) -> DataFrame:
     path = os.path.join(inputs.results, table)
     if not os.path.isdir(path):
         raise RelayError(f"{RESULT}{table} needs the job {job} in the same run, without an error")

@@ -16,8 +16,7 @@ from relay.acomm import store_file
 from relay.audit.jobs.job import FINDINGS
 from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.audit.lake_columns import LEDGER
-from relay.audit.schemas import arrow_table
-from relay.audit.schemas.results import FINDING
+from relay.audit.schemas.results import FINDING, arrow_table
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import home_files, journal_files, ledger_rows, originals
 from relay.audit.sources.home_files import VerifiedFile

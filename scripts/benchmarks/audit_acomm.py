@@ -46,7 +46,7 @@ _TOPICS = ("build.done", "build.failed", "deploy.started", "deploy.done", "revie
 
 def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     """Run the case and print its lines; the ratio of each set of columns."""
-    from relay.audit.schemas import formats, subset
+    from relay.audit.schemas.formats import STORED_MESSAGE, subset
     from relay.audit.session import spark_session
 
     root = fresh_root(base)
@@ -61,7 +61,7 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     every = spark.read.parquet(parquet)
     ratios = {}
     for name, columns in (("four", FOUR), ("full", tuple(every.columns))):
-        schema = subset(formats.STORED_MESSAGE, columns, "messages")
+        schema = subset(STORED_MESSAGE, columns, "messages")
         frames = {
             "acomm": spark.read.format("acomm").schema(schema).load(folder),
             "parquet": every.select(*columns),

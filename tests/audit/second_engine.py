@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlglot
 from pyarrow.dataset import dataset
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from relay.audit import lake_columns
 from relay.audit.extract import update
@@ -35,7 +34,8 @@ from relay.audit.jobs.statements import (
     Statement,
 )
 from relay.audit.lake import open_lake
-from relay.audit.schemas import arrow_table, results
+from relay.audit.schemas import results
+from relay.audit.schemas.results import arrow_table
 from relay.audit.snapshot import HomeSnapshot
 
 Rows = list[dict[str, Any]]
@@ -105,10 +105,10 @@ class SecondEngine:
         shown = JOBS[job].shown
         return Said(tables, found, JOBS[job].counts(written), shown(written) if shown else [])
 
-    def _table(self, name: str, schema: Any) -> pa.Table:
+    def _table(self, name: str, schema: pa.Schema) -> pa.Table:
         columns = ", ".join(f'"{one}"' for one in schema.names)
         rows = self._db.sql(f"SELECT {columns} FROM {name}").to_arrow_table()
-        return rows.cast(to_arrow_schema(schema, timezone="UTC"))
+        return rows.cast(schema)
 
     def _found(self, job: str, statement: Statement) -> Iterator[dict[str, Any]]:
         checks = job_header(job).checks

@@ -21,7 +21,8 @@ from relay.acomm.model import (
     Origin,
     Participant,
 )
-from relay.audit.schemas import formats, subset
+from relay.audit.schemas import formats
+from relay.audit.schemas.formats import subset
 from relay.audit.session import explained
 from relay.audit.sources import journal_columns, journal_files, journal_source
 from relay.base import crypto

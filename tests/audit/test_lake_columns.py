@@ -11,9 +11,9 @@ from relay.audit import lake_columns
 
 @pytest.mark.parametrize("table", lake_columns.TABLES)
 def test_every_column_says_what_it_is(table: str) -> None:
-    columns = lake_columns.columns_of(table)
-    assert all(comment.strip() for _, _, comment in columns)
-    names = [name for name, _, _ in columns]
+    columns = lake_columns.TABLES[table]
+    assert all(lake_columns.comment_of(one).strip() for one in columns)
+    names = columns.names
     assert len(set(names)) == len(names)
     assert "home" not in names  # of the folder
 

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from relay.audit import lake_columns, tables
 from relay.audit.extract import extract
 from relay.audit.lake import default_name, home_id
-from relay.audit.schemas import formats
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
@@ -65,7 +64,7 @@ def test_every_table_is_a_view(spark: SparkSession, where: Path, home: HomeBuild
     assert tables(spark, str(where), "copy")["home"].count() == 1
     assert found["ledger_rings"].count() == 0
     comment = found["store_messages"].schema["bucket"].metadata["comment"]
-    assert comment == formats.of_lake(lake_columns.STORE_MESSAGES)["bucket"].metadata["comment"]
+    assert comment == lake_columns.comment_of(lake_columns.STORE_MESSAGES.field("bucket"))
     with pytest.raises(RelayError, match=r"no home another$"):
         tables(spark, str(where), "copy", "another")
     with pytest.raises(RelayError, match="no lake"):

@@ -39,7 +39,8 @@ from relay.audit.jobs.job import (
     first_rows,
     severities,
 )
-from relay.audit.schemas import arrow_table, results
+from relay.audit.schemas import results
+from relay.audit.schemas.results import arrow_table
 from relay.audit.snapshot import HomeSnapshot
 from relay.base.clock import NS_PER_S
 from relay.ledger.file import connect_readonly

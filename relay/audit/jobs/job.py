@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.dataset import Dataset
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
 
 from relay.audit.header import Header, job_header
 from relay.audit.inputs import Inputs
@@ -37,7 +36,7 @@ class AuditJob:
 
     name: str  # on the command line, and the folder of its first table
     header: Header  # of its SQL file: what it is for, and the classes that are findings
-    tables: Mapping[str, StructType]  # folder -> schema
+    tables: Mapping[str, pa.Schema]  # folder -> schema
     counts: Callable[[Written], dict[str, int]]
     make: Callable[[Inputs], Tables] | None = None  # None: it is plain
     plain: Callable[[HomeSnapshot], Plain] | None = None

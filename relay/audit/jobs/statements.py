@@ -25,20 +25,21 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from relay.audit.header import WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import Tables, severities
-from relay.audit.lake_columns import TABLES
-from relay.audit.schemas import TEXT, always, results
+from relay.audit.lake_columns import TABLES, TEXT, always
+from relay.audit.schemas import results
+from relay.audit.schemas.formats import in_spark
 from relay.audit.snapshot import HomeSnapshot
 
 VIEW, TABLE, FINDINGS = "view", "table", "findings"
 SHARED = "shared"  # the file of views that several jobs read
 CHECKS, BEFORE, LOST = "checks", "_before", "lost"
-CHECK = StructType([always("name", TEXT, "class"), always("severity", TEXT, "error or warning")])
+CHECK = pa.schema([always("name", TEXT, "class"), always("severity", TEXT, "error or warning")])
 _FROM = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
 _COMMENT = re.compile(r"--.*")
 _PART = re.compile(r"^-- (view|table|findings): (\w+)$", re.MULTILINE)
@@ -145,12 +146,13 @@ def _view(
     return run()
 
 
-def _cast(sql: str, schema: StructType) -> str:
-    """Give a SELECT exactly the columns of ``schema``, in its order and of its types."""
-    columns = [
-        f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in schema
+def _cast(sql: str, columns: pa.Schema) -> str:
+    """Give a SELECT exactly these columns, in their order and of their types."""
+    cast = [
+        f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`"
+        for one in in_spark(columns)
     ]
-    return f"SELECT {', '.join(columns)} FROM (\n{sql}\n)"
+    return f"SELECT {', '.join(cast)} FROM (\n{sql}\n)"
 
 
 def _checks(job: str, spark: SparkSession) -> DataFrame:

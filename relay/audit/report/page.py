@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from relay.audit.jobs import JOBS
+from relay.audit.lake_columns import comment_of
 from relay.audit.report.advice import advice, by_whom, command, sentence, told_clock
 from relay.audit.report.charts import charts
 from relay.audit.report.tables import (
@@ -337,7 +338,7 @@ def _columns(table: str, names: Sequence[str], report: Report) -> list[PageColum
     means: dict[str, str] = {}
     job = JOBS.get(_owner(table, report))
     if job is not None and table in job.tables:
-        means = {field.name: field.metadata.get("comment", "") for field in job.tables[table]}
+        means = {field.name: comment_of(field) for field in job.tables[table]}
     return [PageColumn(name, unit_of(name), means.get(name, "")) for name in names]
 
 

@@ -5,11 +5,23 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import DateType, StructType
+from collections.abc import Iterable
 
-from relay.audit.schemas import FLAG, FLOAT, NUMBER, TEXT, TEXTS, TIME, WORDS, always, maybe
+import pyarrow as pa
 
-FINDING = StructType(
+from relay.audit.lake_columns import (
+    FLAG,
+    FLOAT,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    TIME,
+    WORDS,
+    always,
+    maybe,
+)
+
+FINDING = pa.schema(
     [
         always("check", TEXT, "job.class, as reconcile.missing"),
         always("severity", TEXT, "error or warning"),
@@ -22,7 +34,7 @@ FINDING = StructType(
     ]
 )
 
-RECONCILED = StructType(
+RECONCILED = pa.schema(
     [
         always("message_id", TEXT, "of the ledger, relay_id of the store"),
         always("class", TEXT, "see docs/audit.md"),
@@ -49,7 +61,7 @@ RECONCILED = StructType(
     ]
 )
 
-RECONCILED_DELIVERY = StructType(
+RECONCILED_DELIVERY = pa.schema(
     [
         always("message_id", TEXT, "of the ledger, relay_id of the store"),
         always("recipient", TEXT, "agent"),
@@ -67,7 +79,7 @@ RECONCILED_DELIVERY = StructType(
     ]
 )
 
-RECONCILED_JOURNAL = StructType(
+RECONCILED_JOURNAL = pa.schema(
     [
         always("class", TEXT, "followed, ledger_behind"),
         maybe("follows", NUMBER, "the ledger's position in the journal; NULL: it has none"),
@@ -77,7 +89,7 @@ RECONCILED_JOURNAL = StructType(
     ]
 )
 
-TRAFFIC = StructType(
+TRAFFIC = pa.schema(
     [
         always("sender", TEXT, "agent"),
         always("recipient", TEXT, "agent"),
@@ -94,7 +106,7 @@ _ID = maybe("message_id", TEXT, "of the ledger, relay_id of the store")
 _AGENT = maybe("agent", TEXT, "sender")
 _ROUTE = maybe("route", TEXT, "the TO header")
 
-DUPLICATE = StructType(
+DUPLICATE = pa.schema(
     [
         always("class", TEXT, "see docs/audit.md"),
         _ID,
@@ -107,7 +119,7 @@ DUPLICATE = StructType(
     ]
 )
 
-ORDERED = StructType(
+ORDERED = pa.schema(
     [
         always("sender", TEXT, "agent"),
         always("recipient", TEXT, "agent"),
@@ -120,7 +132,7 @@ ORDERED = StructType(
     ]
 )
 
-CLOCK = StructType(
+CLOCK = pa.schema(
     [
         always("class", TEXT, "see docs/audit.md"),
         _ID,
@@ -131,7 +143,7 @@ CLOCK = StructType(
     ]
 )
 
-ACKS = StructType(
+ACKS = pa.schema(
     [
         always("sender", TEXT, "agent that is owed the acknowledgment"),
         always("recipient", TEXT, "agent that owes it"),
@@ -147,7 +159,7 @@ ACKS = StructType(
     ]
 )
 
-OWED = StructType(
+OWED = pa.schema(
     [
         always("class", TEXT, "owed, late, overdue, given_up, unrequested, offered_not_in_context"),
         _ID,
@@ -162,7 +174,7 @@ OWED = StructType(
     ]
 )
 
-DEAD_LETTER = StructType(
+DEAD_LETTER = pa.schema(
     [
         always("message_id", TEXT, "of the ledger"),
         always("recipient", TEXT, "agent"),
@@ -180,7 +192,7 @@ DEAD_LETTER = StructType(
     ]
 )
 
-DEAD_REASON = StructType(
+DEAD_REASON = pa.schema(
     [
         maybe("day", TEXT, "2026-01-31"),
         maybe("reason_kind", TEXT, "why, with … for numbers"),
@@ -190,7 +202,7 @@ DEAD_REASON = StructType(
     ]
 )
 
-VERIFIED = StructType(
+VERIFIED = pa.schema(
     [
         always("path", TEXT, "below the home; of Tier 2, the object's key"),
         always(
@@ -206,7 +218,7 @@ VERIFIED = StructType(
     ]
 )
 
-INTEGRITY_DAY = StructType(
+INTEGRITY_DAY = pa.schema(
     [
         always("day", TEXT, "2026-01-31"),
         always("kind", TEXT, "archive, segment, original"),
@@ -221,7 +233,7 @@ INTEGRITY_DAY = StructType(
 )
 
 
-DAY = DateType()
+DAY = pa.date32()
 
 _PERCENTILES = (
     always("deliveries", NUMBER, "whose stage has ended"),
@@ -233,7 +245,7 @@ _PERCENTILES = (
     always("negative", NUMBER, "ended before they began: the clock was set back; not in the rest"),
 )
 
-LATENCY = StructType(
+LATENCY = pa.schema(
     [
         always("stage", TEXT, "accepted, written, inbox, read, acked"),
         always("hour", TIME, "of the discovery, UTC"),
@@ -242,7 +254,7 @@ LATENCY = StructType(
     ]
 )
 
-LATENCY_ROUTES = StructType(
+LATENCY_ROUTES = pa.schema(
     [
         always("sender", TEXT, "agent"),
         always("recipient", TEXT, "agent"),
@@ -251,7 +263,7 @@ LATENCY_ROUTES = StructType(
     ]
 )
 
-LATENCY_SLOWEST = StructType(
+LATENCY_SLOWEST = pa.schema(
     [
         always("message_id", TEXT, "for `relay trace`"),
         always("sender", TEXT, "agent"),
@@ -263,7 +275,7 @@ LATENCY_SLOWEST = StructType(
     ]
 )
 
-TRAFFIC_AGENTS = StructType(
+TRAFFIC_AGENTS = pa.schema(
     [
         always("agent", TEXT, "sender or recipient"),
         always("recipients", NUMBER, "agents that it wrote to"),
@@ -275,7 +287,7 @@ TRAFFIC_AGENTS = StructType(
     ]
 )
 
-TRAFFIC_HOURS = StructType(
+TRAFFIC_HOURS = pa.schema(
     [
         always("hour", TIME, "UTC"),
         always("messages", NUMBER, "discovered in it"),
@@ -285,7 +297,7 @@ TRAFFIC_HOURS = StructType(
     ]
 )
 
-TRAFFIC_BURSTS = StructType(
+TRAFFIC_BURSTS = pa.schema(
     [
         always("minute", TIME, "UTC"),
         always("messages", NUMBER, "discovered in it"),
@@ -296,7 +308,7 @@ TRAFFIC_BURSTS = StructType(
     ]
 )
 
-AGENT_LIFE = StructType(
+AGENT_LIFE = pa.schema(
     [
         always("agent", TEXT, "its name"),
         always("class", TEXT, "see docs/audit.md"),
@@ -326,7 +338,7 @@ AGENT_LIFE = StructType(
     ]
 )
 
-AGENT_SPAWN = StructType(
+AGENT_SPAWN = pa.schema(
     [
         always("message_id", TEXT, "of the request"),
         always("agent", TEXT, "agent that asked"),
@@ -339,7 +351,7 @@ AGENT_SPAWN = StructType(
     ]
 )
 
-THREAD = StructType(
+THREAD = pa.schema(
     [
         always("thread", TEXT, "correlation id, UUID"),
         always("messages", NUMBER, "in it"),
@@ -353,7 +365,7 @@ THREAD = StructType(
     ]
 )
 
-THREAD_QUERY = StructType(
+THREAD_QUERY = pa.schema(
     [
         always("message_id", TEXT, "of the query"),
         always("thread", TEXT, "correlation id, UUID"),
@@ -369,7 +381,7 @@ THREAD_QUERY = StructType(
     ]
 )
 
-THREAD_RUNAWAY = StructType(
+THREAD_RUNAWAY = pa.schema(
     [
         always("first", TEXT, "agent"),
         always("second", TEXT, "agent"),
@@ -381,7 +393,7 @@ THREAD_RUNAWAY = StructType(
     ]
 )
 
-SECURITY = StructType(
+SECURITY = pa.schema(
     [
         maybe("agent", TEXT, "owner of the outbox or directory; NULL: of the home's own"),
         always("hour", TIME, "UTC"),
@@ -398,7 +410,7 @@ SECURITY = StructType(
     ]
 )
 
-CAPACITY = StructType(
+CAPACITY = pa.schema(
     [
         always("day", DAY, "UTC"),
         always("messages", NUMBER, "discovered in it"),
@@ -413,7 +425,7 @@ CAPACITY = StructType(
     ]
 )
 
-CAPACITY_PART = StructType(
+CAPACITY_PART = pa.schema(
     [
         always("part", TEXT, "ledger, journal, store, archive, inbox, attachment, other"),
         always("files", NUMBER, "now"),
@@ -423,7 +435,7 @@ CAPACITY_PART = StructType(
     ]
 )
 
-CAPACITY_FORECAST = StructType(
+CAPACITY_FORECAST = pa.schema(
     [
         always("disk_bytes", NUMBER, "size of the disk"),
         always("free_bytes", NUMBER, "that the relay may still write"),
@@ -440,7 +452,7 @@ CAPACITY_FORECAST = StructType(
     ]
 )
 
-TABLES: dict[str, dict[str, StructType]] = {
+TABLES: dict[str, dict[str, pa.Schema]] = {
     "acks": {"acks": ACKS, "acks_owed": OWED},
     "agents": {"agents": AGENT_LIFE, "agents_spawns": AGENT_SPAWN},
     "dead_letters": {"dead_letters": DEAD_LETTER, "dead_letters_reasons": DEAD_REASON},
@@ -470,3 +482,11 @@ TABLES: dict[str, dict[str, StructType]] = {
         "traffic_bursts": TRAFFIC_BURSTS,
     },
 }
+
+
+def arrow_table(rows: Iterable[tuple[object, ...]], columns: pa.Schema) -> pa.Table:
+    """Make a table of rows; times in microseconds, or with a time zone."""
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    arrays = [pa.array(given, one.type) for given, one in zip(values, columns, strict=True)]
+    plain = [one.remove_metadata() for one in columns]  # a file needs no comments
+    return pa.Table.from_arrays(arrays, schema=pa.schema(plain))

@@ -26,7 +26,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit.schemas import check_columns, formats
+from relay.audit.schemas import formats
+from relay.audit.schemas.formats import check_columns
 from relay.audit.sources import is_permissive, journal_files, paths_of
 from relay.audit.sources.journal_files import (
     JournalDamage,

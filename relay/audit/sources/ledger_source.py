@@ -28,7 +28,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from relay.audit.schemas import check_columns, formats
+from relay.audit.schemas import formats
+from relay.audit.schemas.formats import check_columns
 from relay.audit.sources import paths_of
 from relay.audit.sources.ledger_rows import read_rows, take_snapshot
 from relay.base.clock import Clock
