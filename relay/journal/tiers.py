@@ -431,7 +431,8 @@ def lower_priority() -> None:
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WORKER_NICE)
+            nice = max(WORKER_NICE, os.nice(0))  # a relay under nice stays as it is
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 class TierWorker:
