@@ -41,9 +41,9 @@ _SECTIONS = {
 _SOURCES = {"store": ("store", "archive"), "journal": ("segment", "journal")}
 
 
-def extracted(snapshot: HomeSnapshot, url: str) -> tuple[Lake, LakeManifest]:
-    """Bring a lake up to date with a snapshot. Errors: RelayError."""
-    lake = open_lake(url)
+def extracted(snapshot: HomeSnapshot, url: str | None) -> tuple[Lake, LakeManifest]:
+    """Bring a lake, or one in the run's folder, up to date with a snapshot. Errors: RelayError."""
+    lake = open_lake(url or os.path.join(snapshot.folder, "lake"))
     name = default_name(snapshot.home)
     with lake.locked(home_id(name)):
         return lake, update(lake, name, snapshot)[0]
@@ -76,7 +76,7 @@ class Inputs:
         self._strict = strict
         self._previous_tables = earlier  # --out of the previous run
         self._spark = spark
-        self._lake_url = lake or os.path.join(snapshot.folder, "lake")
+        self._lake_url = lake
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and snapshot.size <= SMALL_BYTES
         self._tables: dict[str, Any] = {} if extracted is None else {"lake": extracted}

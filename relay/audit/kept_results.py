@@ -28,7 +28,15 @@ import pyarrow.parquet as pq
 from relay import __version__
 from relay.audit.jobs import statements
 from relay.audit.jobs.job import FINDINGS, AuditJob
-from relay.audit.lake import Lake, LakeManifest, default_name, home_id, version
+from relay.audit.lake import (
+    Lake,
+    LakeManifest,
+    default_name,
+    home_id,
+    read_file,
+    read_rows,
+    version,
+)
 from relay.audit.lake_columns import TABLES
 from relay.audit.schemas import results
 from relay.audit.snapshot import HomeSnapshot
@@ -53,7 +61,6 @@ class KeptResults:
     """The results that a lake has of a home, and the rows that they would be judged by."""
 
     def __init__(self, lake: Lake, made: LakeManifest, snapshot: HomeSnapshot) -> None:
-        self.extracted = (lake, made)
         self._lake = lake
         self._made = made
         self._snapshot = snapshot
@@ -73,7 +80,7 @@ class KeptResults:
     def copy(self, kept: KeptResult, out: str) -> None:
         """Copy a result into the folder of a run. Errors: RelayError, OSError."""
         for name, path in kept.files.items():
-            data = self._data(path)
+            data = read_file(self._lake, path)
             if f".{_content(data)}." not in path:
                 why = f"{self._lake.url}/{path} is damaged: its SHA-256 is not that of its name"
                 raise RelayError(why, hint="remove it, and run again")
@@ -148,9 +155,7 @@ class KeptResults:
             yield from sorted(one.path for one in self._made.files() if one.table == table)
             return
         names = [name for name in TABLES[table].names if statements.has_word(text, name)]
-        yield from sorted(
-            repr(row) for rows in self._tables(table, names) for row in rows.to_pylist()
-        )
+        yield from sorted(map(repr, read_rows(self._lake, self._made, table, names).to_pylist()))
 
     def _newest_us(self, tables: Iterable[str], text: str) -> int:
         """The latest time in the columns that are named."""
@@ -163,24 +168,12 @@ class KeptResults:
                 and table not in BY_VALUE
                 and statements.has_word(text, one.name)
             ]
-            for rows in self._tables(table, names) if names else ():
-                for column in rows.columns:
+            if names:
+                for column in read_rows(self._lake, self._made, table, names).columns:
                     latest = pc.max(column.cast(pa.int64())).as_py() or 0
                     is_ns = pa.types.is_integer(column.type)
                     newest = max(newest, latest // _NS_PER_US if is_ns else latest)
         return newest
-
-    def _tables(self, table: str, names: list[str]) -> Iterator[pa.Table]:
-        for one in self._made.files():
-            if one.table == table:
-                yield pq.read_table(pa.BufferReader(self._data(one.path)), columns=names)
-
-    def _data(self, path: str) -> bytes:
-        """A file of the lake. Errors: RelayError."""
-        data = self._lake.read(path)
-        if data is None:
-            raise RelayError(f"{self._lake.url}/{path} was removed meanwhile", hint="run again")
-        return data
 
 
 def _is_json(path: str) -> bool:

@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -226,6 +226,23 @@ def read_manifest(lake: Lake, home: str) -> LakeManifest | None:
     except msgspec.DecodeError as exc:
         path = f"{lake.url}/{manifest_path(home)}"
         raise RelayError(f"{path}: {exc}", hint="remove it: the next extract makes it") from exc
+
+
+def read_file(lake: Lake, path: str) -> bytes:
+    """Read a file that a manifest names. Errors: RelayError."""
+    data = lake.read(path)
+    if data is None:
+        raise RelayError(f"{lake.url}/{path} was removed meanwhile", hint="run again")
+    return data
+
+
+def read_rows(
+    lake: Lake, made: LakeManifest, table: str, names: Sequence[str] | None = None
+) -> pa.Table:
+    """Read columns of a home's rows of a table, or all. Errors: RelayError."""
+    paths = [one.path for one in made.files() if one.table == table]
+    read = [pa.BufferReader(read_file(lake, path)) for path in paths]
+    return pa.concat_tables(pq.read_table(one, columns=names) for one in read)
 
 
 def homes_of(lake: Lake) -> list[str]:

@@ -117,12 +117,12 @@ def run_audit(
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
             examples = {job.name: Examples() for job in wanted}
-            kept = _kept_results(request, snapshot)
-            plain = _plain(wanted, request, snapshot, kept)
+            made = _extracted(wanted, request, snapshot)
+            kept = _kept_results(request, snapshot, made)
+            plain = _plain(wanted, request, snapshot, made, kept)
             reports = _run_plain(wanted, plain, snapshot, written, listener, examples)
             lost: list[str] = []
             if rest := [job for job in wanted if job.name not in plain]:
-                made = kept.extracted if kept is not None else None
                 judged, lost = _run_on_spark(
                     rest, request, snapshot, made, written, listener, examples
                 )
@@ -141,19 +141,30 @@ def run_audit(
     return report, examples
 
 
-def _kept_results(request: RunRequest, snapshot: HomeSnapshot) -> KeptResults | None:
-    """Results of a lake that stays; None without one, and where only a job says what is wrong."""
-    if request.lake is None or request.compare is not None or request.strict:
-        return None
-    with contextlib.suppress(RelayError, OSError):
-        return KeptResults(*extracted(snapshot, request.lake), snapshot)
+def _extracted(
+    wanted: list[AuditJob], request: RunRequest, snapshot: HomeSnapshot
+) -> tuple[Lake, LakeManifest] | None:
+    """The lake with the rows of the snapshot; None where no job reads it, or a job says why not."""
+    if any(job.plain is None for job in wanted):
+        with contextlib.suppress(RelayError, OSError):
+            return extracted(snapshot, request.lake)
     return None
+
+
+def _kept_results(
+    request: RunRequest, snapshot: HomeSnapshot, made: tuple[Lake, LakeManifest] | None
+) -> KeptResults | None:
+    """Results of a lake that stays; None without one, and where only a job says what is wrong."""
+    if made is None or request.lake is None or request.compare is not None or request.strict:
+        return None
+    return KeptResults(*made, snapshot)
 
 
 def _plain(
     wanted: list[AuditJob],
     request: RunRequest,
     snapshot: HomeSnapshot,
+    made: tuple[Lake, LakeManifest] | None,
     kept: KeptResults | None,
 ) -> dict[str, Callable[[str], None]]:
     """The writers of tables that need no Spark; of an unused home these are all."""
@@ -164,11 +175,12 @@ def _plain(
         elif kept is not None and (result := kept.of(job)) is not None:
             found[job.name] = partial(kept.copy, result)
     is_usual = request.compare is None and request.lake is None
-    if is_usual and not any(job.source for job in wanted):
-        made = unused.tables_of(snapshot)
-        if made is not None:
-            rest = (job for job in wanted if job.name not in found)
-            found |= {job.name: partial(_write_plain, job, lambda: made) for job in rest}
+    if made is not None and is_usual and not any(job.source for job in wanted):
+        with contextlib.suppress(RelayError, OSError):
+            tables = unused.tables_of(*made)
+            if tables is not None:
+                rest = (job for job in wanted if job.name not in found)
+                found |= {job.name: partial(_write_plain, job, lambda: tables) for job in rest}
     return found
 
 

@@ -6,131 +6,81 @@ cannot be read, there are no tables: the jobs judge it and say so.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
-from relay.acomm import store_file
 from relay.audit.jobs.job import FINDINGS
 from relay.audit.jobs.sql_jobs import SQL_JOBS
-from relay.audit.lake_columns import LEDGER
+from relay.audit.lake import Lake, LakeManifest, read_rows
 from relay.audit.schemas.results import FINDING, arrow_table
-from relay.audit.snapshot import HomeSnapshot
-from relay.audit.sources import home_files, journal_files, ledger_rows, originals
-from relay.audit.sources.home_files import VerifiedFile
-from relay.base.clock import NS_PER_S
-from relay.base.errors import RelayError
-from relay.ledger.file import connect_readonly
 
 GONE = ("terminated", "retired")  # as agents.sql has them
 AWAY = ("inactive", *GONE)
-_REGISTERS = ("agents", "orchestrator_state")  # tables that a relay fills before any message
-_NS_PER_US = 1000
-_EVENT = pa.schema([("event", pa.string())])
+# What a home has before any message: tables of its lake, kinds of files, records of the journal.
+_TABLES = {"home", "usage", "limits", "files", "journal_records"}
+_REGISTERS = {"ledger_agents", "ledger_orchestrator_state"}
+_KINDS = {"store", "journal", "segment"}
+_EVENTS = {"Start"}
+_SECOND = timedelta(seconds=1)
+_NONE = timedelta()
 Row = tuple[object, ...]
 
 
-def tables_of(snapshot: HomeSnapshot) -> dict[str, pa.Table] | None:
-    """Make the tables of all jobs in SQL, and no finding; None when the home must be judged."""
-    try:
-        rows = _rows(snapshot)
-    except (RelayError, OSError):
+def tables_of(lake: Lake, made: LakeManifest) -> dict[str, pa.Table] | None:
+    """Make the tables of all jobs in SQL, and no finding; None when the home must be judged.
+
+    Errors: RelayError, OSError when the lake cannot be read.
+    """
+    if {one.table for one in made.files() if one.rows} - _TABLES - _REGISTERS:
         return None
-    if rows is None:
+    names = ("home", "files", "journal_records", "ledger_agents")
+    found = {name: read_rows(lake, made, name).to_pylist() for name in names}
+    (home,), files = found["home"], found["files"]
+    if (
+        any(part.problems or part.lost for part in made.parts)
+        or any(one["problems"] or one["warnings"] or one["day"] for one in files)
+        or {one["kind"] for one in files} - _KINDS
+        or {one["event"] for one in found["journal_records"]} - _EVENTS
+        or (home["follows"] or 0) > (home["journal_end"] or 0)
+    ):
         return None
+    rows: dict[str, list[Row]] = {
+        "integrity": [_verified(file) for file in files],
+        "reconcile_journal": [("followed", home["follows"], home["journal_end"], 0, None)],
+        "agents": [_life(home["observed_until"], one) for one in found["ledger_agents"]],
+    }
     schemas = {name: schema for job in SQL_JOBS for name, schema in job.tables.items()}
     schemas[FINDINGS] = FINDING
     return {name: arrow_table(rows.get(name, ()), schema) for name, schema in schemas.items()}
 
 
-def _rows(snapshot: HomeSnapshot) -> dict[str, Iterable[Row]] | None:
-    registered = _registered(snapshot.ledger.path)
-    if registered is None or originals.plan(snapshot.home) or set(_events(snapshot)) - {"Start"}:
-        return None
-    follows = ledger_rows.journal_position(ledger_rows.read_state(snapshot.ledger.path))
-    ends = max(snapshot.journal.until.values(), default=None)
-    files = list(_files(snapshot))
-    if (
-        ledger_rows.log_problems(snapshot.ledger.path)
-        or (follows or 0) > (ends or 0)
-        or any(file.problems or file.warnings or file.day for file in files)
-        or _holds_messages(snapshot)
-    ):
-        return None
-    return {
-        "integrity": [_verified(file) for file in files],
-        "reconcile_journal": [("followed", follows, ends, 0, None)],
-        "agents": [_life(snapshot.observed_until_ns, *agent) for agent in registered],
-    }
+def _verified(file: Mapping[str, Any]) -> Row:
+    names = ("day", "item", "size", "sha256", "problems", "warnings")
+    return (file["path"], file["kind"], "sound", *(file[name] for name in names))
 
 
-def _registered(ledger: str) -> list[tuple[Any, ...]] | None:
-    """The ledger's agents; None if it has anything else."""
-    with contextlib.closing(connect_readonly(ledger)) as db:
-        for table in LEDGER.keys() - set(_REGISTERS):
-            if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
-                return None
-        return db.execute(
-            "SELECT name, status, reason, registered_at, last_seen_at, changed_at FROM agents"
-        ).fetchall()
-
-
-def _events(snapshot: HomeSnapshot) -> Iterator[str]:
-    """Kinds of the journal's records."""
-    journal = snapshot.journal
-    for stream, end in journal.until.items():
-        settings = journal_files.ReadSettings({stream: journal.objects}, journal.key_file, False)
-        for segment in journal_files.plan(stream, end=end).segments:
-            for batch in journal_files.read_segment(segment, _EVENT, settings):
-                yield from batch["event"].to_pylist()
-
-
-def _files(snapshot: HomeSnapshot) -> Iterator[VerifiedFile]:
-    given = (snapshot.home, snapshot.store_files, snapshot.folder, snapshot.journal.objects)
-    for unit in home_files.plan(*given):
-        yield from home_files.verify(snapshot.home, unit)
-
-
-def _holds_messages(snapshot: HomeSnapshot) -> bool:
-    """True for a store, or an archive, with a message; an unnamed attachment is of one as well."""
-    stores = [store_file.read(path) for path in snapshot.store_files]
-    return any(store.messages or store.dead_letters or store.archive for store in stores)
-
-
-def _verified(file: VerifiedFile) -> Row:
-    return (file.path, file.kind, "sound", *file[2:])
-
-
-def _life(
-    until_ns: int,
-    name: str,
-    status: str,
-    reason: str | None,
-    registered_at: int,
-    last_seen_at: int | None,
-    changed_at: int | None,
-) -> Row:
+def _life(until: datetime, agent: Mapping[str, Any]) -> Row:
     """A row of agents that neither wrote nor was written to, and has no process."""
-    is_gone = status in GONE
-    lived_to = until_ns if not is_gone or changed_at is None else changed_at
-    seen_at = max(registered_at, last_seen_at or 0)
+    status, registered_at = agent["status"], agent["registered_at"]
+    lived_to = agent["changed_at"] if status in GONE else None
+    seen_at = max(registered_at, agent["last_seen_at"] or registered_at)
     return (
-        name,
+        agent["name"],
         "away" if status in AWAY else "present",
-        status,
-        reason,
-        *[at and at // _NS_PER_US for at in (registered_at, last_seen_at, changed_at)],
-        _seconds(registered_at, lived_to),
+        *(agent[name] for name in ("status", "reason", "registered_at")),
+        *(agent["last_seen_at"], agent["changed_at"]),
+        _seconds(registered_at, lived_to or until),
         *(0, 0, 0, None, 0),
-        _seconds(seen_at, until_ns),
+        _seconds(seen_at, until),
         *(None, None, None, None),
         *(0, 0),
         *(None, None, None, None, None),
     )
 
 
-def _seconds(begin_ns: int, end_ns: int) -> int:
-    """Whole seconds between, by clocks of microseconds."""
-    return max((end_ns // _NS_PER_US - begin_ns // _NS_PER_US) * _NS_PER_US // NS_PER_S, 0)
+def _seconds(begin: datetime, end: datetime) -> int:
+    """Whole seconds between."""
+    return max(end - begin, _NONE) // _SECOND

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from relay.audit import disk_usage, run, unused
+from relay.audit.inputs import extracted
 from relay.audit.schemas import results
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.errors import EXIT_FINDINGS
@@ -36,7 +36,7 @@ def retire_some(box: Box) -> None:
 def test_the_tables_are_those_that_the_jobs_make(box: Box, tmp_path: Path) -> None:
     retire_some(box)
     snapshot = frozen(box, tmp_path / "run")
-    found = unused.tables_of(snapshot)
+    found = unused.tables_of(*extracted(snapshot, str(tmp_path / "lake")))
     assert found is not None
     compared: dict[str, list[str]] = {"findings": []}
     with contextlib.closing(SecondEngine(snapshot, tmp_path / "lake")) as engine:
@@ -74,6 +74,12 @@ def _unnamed_attachment(box: Box) -> None:
     path.write_text("x")
 
 
+def _original(box: Box) -> None:
+    path = box.path("archive", "2026-01-30", "bob", "1-a.msg")
+    path.parent.mkdir(parents=True)
+    path.write_text("TO: alice\n\nhi")
+
+
 def _truncated(box: Box) -> None:
     (segment,) = box.path("journal").glob("*/segments/*.seg")
     with open(segment, "r+b") as file:
@@ -93,7 +99,7 @@ NEEDS_JOBS: dict[str, Callable[[Box], object]] = {
     "a ledger ahead of the journal": lambda box: box.sql(
         "UPDATE orchestrator_state SET value = '999999999' WHERE key = 'journal'"
     ),
-    "an original": lambda box: os.makedirs(box.path("archive", "2026-01-30", "bob")),
+    "an original": _original,
     "an attachment": _unnamed_attachment,
     "damage": _truncated,
     "a second start": lambda box: box.restart(),  # it seals a segment, which never changes again
@@ -102,11 +108,11 @@ NEEDS_JOBS: dict[str, Callable[[Box], object]] = {
 
 @pytest.mark.parametrize("what", NEEDS_JOBS)
 def test_what_is_not_nothing_is_for_the_jobs(box: Box, tmp_path: Path, what: str) -> None:
-    assert unused.tables_of(frozen(box, tmp_path / "before")) is not None
+    assert unused.tables_of(*extracted(frozen(box, tmp_path / "before"), None)) is not None
     box.flush()
     NEEDS_JOBS[what](box)
     box.flush()
-    assert unused.tables_of(frozen(box, tmp_path / "after")) is None
+    assert unused.tables_of(*extracted(frozen(box, tmp_path / "after"), None)) is None
 
 
 def test_a_full_disk_is_found_without_a_jvm(
