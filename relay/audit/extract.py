@@ -305,7 +305,7 @@ def _read_segment(task: PartTask, source: HomeSource) -> Rows:
     if part is None:
         return [row for unit in units for row in home_files.verify(task.home, unit)], {}, []
     files: list[FileUnit] = [unit for unit in units if unit.kind == "segment"]
-    path, entry = (files[0].path, home_files.entry_of(files[0])) if files else ("", None)
+    path, entry = (files[0].path, files[0].entry) if files else ("", None)
     shown = os.path.relpath(part.folder, task.home)
     verdicts: list[VerifiedFile] = []
     rows: dict[str, list[pa.RecordBatch]] = {}

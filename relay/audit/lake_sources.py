@@ -79,7 +79,7 @@ def _segments(
         span, of_segment = parts.get(key), units.get(key, [])
         stamps = [f"{one.shown} {_stamp(one.path)} {one.entry}" for one in of_segment]
         identity = "; ".join([str(span and span[1:]), *stamps])
-        entry = next((home_files.entry_of(one) for one in of_segment), None)
+        entry = next((one.entry for one in of_segment), None)
         is_sealed = span is not None and entry is not None and entry.sealed
         month = iso_date(span.created_ms * NS_PER_MS)[:7] if span and is_sealed else ""
         size = max((_size(one.path) for one in of_segment), default=0)

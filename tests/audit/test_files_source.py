@@ -8,7 +8,7 @@ from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit.sources import home_files
-from relay.audit.sources.home_files import VerifiedFile, verify
+from relay.audit.sources.home_files import FileUnit, VerifiedFile, verify
 from relay.journal.plan import JobKind
 from tests.audit.home_builder import START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -96,7 +96,7 @@ def test_the_store_lists_its_archives(tmp_path: Path) -> None:
 
 
 def test_a_file_that_goes_meanwhile_is_no_fault(tmp_path: Path) -> None:
-    path = tmp_path / "store" / "archive" / "2026-01-30" / "000001.acomm"
-    found = rows(tmp_path, path)
-    assert wrong(found) == {}
-    assert found["store/archive/2026-01-30/000001.acomm"].warnings == ["gone since it was listed"]
+    shown = f"journal/{STREAM}/segments/{0:020d}.seg"
+    unit = FileUnit("segment", str(tmp_path / shown), shown)
+    (row,) = verify(str(tmp_path), unit)
+    assert (row.path, row.problems, row.warnings) == (shown, [], ["gone since it was listed"])

@@ -1,7 +1,7 @@
 """Every stored file of a home, verified.
 
     store/relay.acomm                  SHA-256 in the footer; the archives that it lists are there
-    store/archive/**/*.acomm           SHA-256 in the footer
+    store/archive/**/*.acomm           listed alone: who reads its rows verifies it
     journal/{stream}                   manifest, snapshots, and that they agree
     journal/{stream}/segments, warm    every record, footer and checksum of each
     Tier 2                             size and ETag by the manifest, not the bytes
@@ -12,15 +12,11 @@ A file a row. A fault is a line in ``problems`` and stops no other file.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from relay.acomm import container, store_file
+from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
@@ -42,7 +38,7 @@ class FileUnit(NamedTuple):
     kind: str  # store, archive, journal, segment, object, attachment
     path: str
     shown: str = ""  # below the home
-    entry: str = ""  # JSON: the manifest's entry of a segment
+    entry: SegmentEntry | None = None  # the manifest's, of a segment
     objects: str = ""  # where Tier 2 is
 
 
@@ -91,24 +87,22 @@ def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
     except (RelayError, OSError):
         return  # the previous unit reports it
     for file in files:
-        entry = _encoded(file.entry)
         warm = warm_path(stream, file.segment_id)
         for path in dict.fromkeys((file.path, warm)):
             if path and os.path.exists(path):
                 below = os.path.join(shown, os.path.relpath(path, stream))
-                yield FileUnit("segment", path, below, entry)
+                yield FileUnit("segment", path, below, file.entry)
         if file.entry and file.entry.residency & Residency.TIER2:
-            yield FileUnit("object", file.entry.key, file.entry.key, entry, objects)
+            yield FileUnit("object", file.entry.key, file.entry.key, file.entry, objects)
 
 
 def verify(home: str, unit: FileUnit) -> Iterator[VerifiedFile]:
-    """Verify one unit; faults are in the rows."""
+    """Verify one unit but an archive; faults are in the rows."""
     if unit.kind == "attachment":
         yield from _attachments(home, unit)
         return
     checks: dict[str, Callable[[FileUnit], VerifiedFile]] = {
         "store": lambda one: _store(one, home),
-        "archive": _archive,
         "journal": _journal,
         "segment": _segment,
         "object": _object,
@@ -149,15 +143,6 @@ def checked(
     )
 
 
-def _archive(unit: FileUnit) -> VerifiedFile:
-    """Verify an archive, which never changes; its day is that of its folder."""
-    data = store_file.read_bytes(unit.path)
-    container.open_frame(data, unit.path)
-    day = unit.shown.split("/")[-2]
-    digest = hashlib.sha256(data).hexdigest()
-    return VerifiedFile(unit.shown, unit.kind, day, unit.shown, len(data), digest)
-
-
 def _store(unit: FileUnit, home: str) -> VerifiedFile:
     """Verify the live store, and existence and size of the archives that it lists."""
     _, blocks = store_file.read_indexes(unit.path)
@@ -171,7 +156,7 @@ def _journal(unit: FileUnit) -> VerifiedFile:
 
 
 def _segment(unit: FileUnit) -> VerifiedFile:
-    entry = entry_of(unit)
+    entry = unit.entry
     found = check.check_segment(unit.path, entry)
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
@@ -183,14 +168,14 @@ def _segment(unit: FileUnit) -> VerifiedFile:
 
 def sound_segment(unit: FileUnit) -> VerifiedFile:
     """Make the row of a segment without faults, which was read elsewhere."""
-    entry = entry_of(unit)
+    entry = unit.entry
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     return _with_facts(row, unit, entry) if entry is not None and entry.sealed else row
 
 
 def segment_of(unit: FileUnit) -> tuple[str, int]:
     """Return stream and id of a segment, or of its object."""
-    entry, parts = entry_of(unit), unit.shown.split("/")
+    entry, parts = unit.entry, unit.shown.split("/")
     stream = parts[1] if unit.kind == "segment" else parts[0]
     number = parts[-1].partition(".")[0]
     return stream, entry.segment_id if entry is not None else int(number)
@@ -206,7 +191,7 @@ def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFi
 
 def _object(unit: FileUnit) -> VerifiedFile:
     """Verify an object by its metadata, without downloading it."""
-    entry = entry_of(unit)
+    entry = unit.entry
     assert entry is not None
     row = _with_facts(VerifiedFile(unit.shown, unit.kind), unit, entry)
     if not unit.objects:
@@ -219,18 +204,6 @@ def _object(unit: FileUnit) -> VerifiedFile:
     if (facts.size, facts.etag) != expected and (entry.etag or facts.size != expected[0]):
         problems = [f"expected size and ETag {expected}, found {(facts.size, facts.etag)}"]
     return row._replace(size=facts.size, problems=problems)
-
-
-def entry_of(unit: FileUnit) -> SegmentEntry | None:
-    """Decode the result of ``_encoded``."""
-    if not unit.entry:
-        return None
-    entry = SegmentEntry(*json.loads(unit.entry))
-    return msgspec.structs.replace(entry, residency=Residency(entry.residency))
-
-
-def _encoded(entry: SegmentEntry | None) -> str:
-    return json.dumps(msgspec.structs.astuple(entry)) if entry else ""
 
 
 def _with_facts(row: VerifiedFile, unit: FileUnit, entry: SegmentEntry) -> VerifiedFile:
