@@ -253,8 +253,8 @@ class LedgerWriter:
         row = deliveries.rows([message_id]).get(message_id, {}).get(sender)
         if row is None:
             return []
-        acked = DeliveryFacts(message_id, sender, "acked", row.attempt, read_at=row.read_at or at)
-        acked.acked_at, acked.ack_status = at, answer.status
+        acked = DeliveryFacts(message_id, sender, "acked", row.attempt, read_at=at, acked_at=at)
+        acked.ack_status = answer.status
         acked.answer_id, acked.answer_text = plan.message_id or None, answer.text or None
         if answer.ends and self._store.obligations.tracks(answer.original):
             deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])

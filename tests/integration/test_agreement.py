@@ -15,6 +15,7 @@ from relay.acomm.model import ChannelState
 from relay.base.home import LEDGER, STORE
 from relay.daemon import agreement
 from relay.ledger.file import connect, open_readonly
+from relay.ledger.ledger import SKIPPED
 from relay.reach.report import OFFERED, RING, write_report
 from tests.box import Box
 from tests.disk import failing, hooked
@@ -372,3 +373,19 @@ def test_a_row_that_is_gone_or_changed_is_missed(box: Box, change: str) -> None:
         assert db.execute(change).rowcount > 0
     table = re.findall("messages|deliveries|rejections|offers|rings", change)[0]
     assert any(f"{table} has no such row as the journal" in one for one in findings_of(box.root))
+
+
+@pytest.mark.damages
+def test_one_row_that_the_ledger_refuses_stops_no_other(box: Box) -> None:
+    """The journal is the truth; it is logged, and counted for `relay doctor`."""
+    box.ledger._db.execute(
+        "CREATE TRIGGER refused BEFORE INSERT ON deliveries WHEN NEW.recipient = 'carol' "
+        "BEGIN SELECT RAISE(ABORT, 'no carol'); END"
+    )
+    sent = [box.drop("alice", f"TO: {name}\n\nhi") for name in ("bob", "carol", "bob")]
+    box.tick()
+    assert box.bodies("bob") == ["hi", "hi"] and box.bodies("carol") == ["hi"]
+    assert [box.states(one) for one in sent] == [{"bob": "written"}, {}, {"bob": "written"}]
+    assert "1 fact of the journal is not in the ledger" in str(box.log)
+    assert box.ledger.get_state(SKIPPED) == "1"
+    box.ledger._db.execute("DROP TRIGGER refused")
