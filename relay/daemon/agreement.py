@@ -164,7 +164,9 @@ def _differences(row: tuple[Any, ...], present: Set[str | None]) -> Finding | No
         attempt = _COLUMNS.index("attempt")  # a further one is in the ledger alone, too
         columns = columns - _LATER if made[attempt] == kept[attempt] else set()
     written, staged = _COLUMNS.index("written_at"), _COLUMNS.index("staged_at")
-    if made[written] is not None and made[written] == made[staged] <= (kept[written] or 0):
+    if made[written] is None:  # answered in the batch that delivered it
+        columns.discard("written_at")
+    elif made[written] == made[staged] <= (kept[written] or 0):
         columns.discard("written_at")  # completed by a start: the ledger may know when it was
     differ = [
         f"expected {column} {here!r} as in the journal, got {there!r}"

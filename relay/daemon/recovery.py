@@ -45,13 +45,13 @@ from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
 from relay.delivery.projection import Projection, deliveries_of, facts_of
+from relay.delivery.retry import ACCEPTED
 from relay.engine.engine import Engine
 from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
 
 DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
-ACCEPTED = "accepted before a crash, and not delivered then"
 ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
 

@@ -13,7 +13,7 @@ Rows of renames and reads may be ahead of the journal until the turn ends. See d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ from relay.delivery.values import (
 )
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger.deliveries import DeliveryFacts
+from relay.ledger.deliveries import DeliveryFacts, HeldDelivery
 
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
 # this thread has archived and recorded the batch.
@@ -143,25 +143,27 @@ class PlanExecutor:
 
     def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
         begin, done = self._metrics.begin, list[Applied]()
+        held: list[HeldDelivery] = []
         begin("stage")
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
             except (DiskFull, CommError) as exc:
                 result.postponed.append(_postponed(one.plan, exc))
+                held += _held_with(one, str(exc))
         staged_at = self._clock.now_ns()
         begin("commit")
-        self._make_events(done, staged_at)
+        left = self._make_events(done, staged_at)
         self._events.commit()
         begin("deliver")
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
-        done, delivered, left = self._deliver(dirs, done, staged_at)
+        done, delivered = self._deliver(dirs, done, staged_at, left)
         if delivered:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, left))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, left, held))
         result.executed.extend(done)
         self._count(done, delivered)
         if done:
@@ -217,8 +219,12 @@ class PlanExecutor:
 
     # -- the events of the commit ------------------------------------------------------
 
-    def _make_events(self, batch: list[Applied], now: int) -> None:
-        """Make the events of a batch that are left: what ended, what is refused and staged."""
+    def _make_events(self, batch: list[Applied], now: int) -> list[DeliveryFacts]:
+        """Make the events of a batch that are left: what ended, what is refused and staged.
+
+        Returns what ended of messages that have left the store: no event speaks of it.
+        """
+        left: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
         for one in batch:
             plan, changes = one.plan, one.plan.changes
@@ -229,13 +235,15 @@ class PlanExecutor:
             if changes.bounced:
                 self._bounce(plan.message_id, changes.bounced)
             for ended in changes.ended:
-                self._end(ended)
+                if not self._end(ended):
+                    left.append(_end_of(ended))
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
                 self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now), now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
+        return left
 
     def _bounce(self, message_id: str, reasons: Mapping[str, str]) -> None:
         stored = self._store.messages.find_by_relay_id(message_id)
@@ -243,11 +251,12 @@ class PlanExecutor:
             for name, why in reasons.items():
                 self._store.deliveries.move(stored.id, [name], DeliveryState.BOUNCED, why=why)
 
-    def _end(self, one: EndedDelivery) -> None:
+    def _end(self, one: EndedDelivery) -> bool:
+        """End a delivery; False if the store has nothing to be ended."""
+        number, recipients = one.number, [one.recipient]
         if one.state is DeliveryState.DEAD:
-            self._store.retries.dead_letter(one.number, [one.recipient], one.reason)
-        else:
-            self._store.deliveries.move(one.number, [one.recipient], one.state, why=one.reason)
+            return self._store.retries.dead_letter(number, recipients, one.reason)
+        return bool(self._store.deliveries.move(number, recipients, one.state, why=one.reason))
 
     def _remind(self, one: Reminder) -> None:
         if one.due_ms:
@@ -260,14 +269,13 @@ class PlanExecutor:
     # -- deliver -----------------------------------------------------------------------
 
     def _deliver(
-        self, dirs: Dirs, batch: list[Applied], staged_at: int
-    ) -> tuple[list[Applied], int, list[DeliveryFacts]]:
+        self, dirs: Dirs, batch: list[Applied], staged_at: int, left: list[DeliveryFacts]
+    ) -> tuple[list[Applied], int]:
         """Rename the staged files; returns the batch, and how many files are now in inboxes.
 
-        And the deliveries of messages that have left the store: no event speaks of them.
+        ``left`` gets those of which no event speaks.
         """
         done: list[Applied] = []
-        left: list[DeliveryFacts] = []
         delivered = 0
         for one in batch:
             failed = one.undelivered
@@ -275,18 +283,28 @@ class PlanExecutor:
                 now = self._clock.now_ns()  # before the rename: a bell rings after it
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
-                self._store.deliveries.deliver(file.number, reached, file.attempt, now)
+                moved = self._store.deliveries.deliver(file.number, reached, file.attempt, now)
                 delivered += len(reached)
                 if file.attempt > 1:
                     self._metrics.again += len(reached)
-                if file.number not in self._store.state.messages:
-                    attempt = file.attempt or 1
-                    left += [
-                        DeliveryFacts(file.message_id, name, "written", attempt, staged_at, now)
-                        for name in reached
-                    ]
+                if len(moved) < len(reached):
+                    left += self._written_facts(
+                        file, set(reached).difference(moved), staged_at, now
+                    )
             done.append(one if failed is one.undelivered else replace(one, undelivered=failed))
-        return done, delivered, left
+        return done, delivered
+
+    def _written_facts(
+        self, file: OutgoingFile, reached: set[str], staged_at: int, now: int
+    ) -> Iterator[DeliveryFacts]:
+        """What is not in an event: a file of a message that has left the store, or is answered."""
+        has_left = file.number not in self._store.state.messages
+        known, attempt = self._store.deliveries.of(file.number), file.attempt or 1
+        for name in reached:
+            if has_left:
+                yield DeliveryFacts(file.message_id, name, "written", attempt, staged_at, now)
+            elif attempt == 1 and known[name].state is DeliveryState.ACKNOWLEDGED:
+                yield DeliveryFacts(file.message_id, name, "acked", 1, staged_at, now)
 
     def _deliver_file(
         self, dirs: Dirs, file: OutgoingFile, unstaged: Mapping[tuple[str, str], str]
@@ -378,6 +396,23 @@ def _postponed(plan: Plan, cause: Exception) -> Postponed:
     if plan.inbound is not None and not isinstance(cause, TRANSIENT_ERRORS):
         raise cause
     return Postponed(plan, cause)
+
+
+def _held_with(one: Applied, why: str) -> list[HeldDelivery]:
+    """Why the deliveries of a file's plan that is postponed are held; those that wait, until when.
+
+    The others are tried with the file, which stays in its outbox.
+    """
+    held = [HeldDelivery(*deferral) for deferral in one.deferred]
+    if one.plan.inbound is not None:
+        for file in one.files:
+            held += [HeldDelivery(file.message_id, name, why, None) for name in file.recipients]
+    return held
+
+
+def _end_of(one: EndedDelivery) -> DeliveryFacts:
+    state = one.state.label.lower()
+    return DeliveryFacts(one.message_id, one.recipient, state, one.attempt, last_error=one.reason)
 
 
 def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:

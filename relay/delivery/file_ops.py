@@ -251,6 +251,9 @@ def render_retry(dirs: Dirs, store: Engine, row: MessageRow, attempt: int) -> by
     message = load_original(dirs, row)
     if message is None and stored is None:
         message = _packed(dirs, row)  # last: it is found by reading a whole day
+    if message is None and stored is None:  # one of the relay's own, long ago
+        with contextlib.suppress(OSError, FormatError):
+            stored = store.messages.find_by_relay_id(row.message_id, include_archived=True)
     if message is None and stored is None:
         raise MessageError("neither file nor store holds it", file=row.file_path)
     if message is None:

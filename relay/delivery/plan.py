@@ -213,6 +213,7 @@ def _find_stored(inbound: Inbound, store: Engine) -> Message | None:
 def _answer(inbound: Inbound, message: MessageFile, original: Message) -> Answer:
     """The effect of an answer on the delivery that it answers."""
     status, text = router.answer_status(message)
+    text = text.replace("\0", "\ufffd")  # SQLite's JSON would end there
     ends = rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
     return Answer(original, status, text, ends, inbound.discovered_at)
 

@@ -62,6 +62,7 @@ class Projection:
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.delivery_facts: dict[Key, DeliveryFacts] = {}  # without their message ids
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
+        self._held_since: dict[Key, int] = {}  # of deliveries that are tried again
         self._is_recent = True
         self._at_ns = 0  # of the event being applied
         self._is_exact = True  # False: it has whole seconds only
@@ -187,6 +188,11 @@ class Projection:
 
     def _on_staged(self, event: events.DeliveriesStaged) -> None:
         for number, recipient, attempt in event.deliveries:
+            before = self.delivery_facts.get((number, recipient))
+            if before is not None and before.state == "held" and attempt == before.attempt:
+                self._held_since[number, recipient] = before.staged_at or self._at_ns
+            else:
+                self._held_since.pop((number, recipient), None)
             facts = self._delivery(number, recipient, attempt)
             facts.state, facts.staged_at = "staged", self._at_ns
 
@@ -211,6 +217,7 @@ class Projection:
 
     def _on_discarded(self, event: events.DeadLetterDiscarded) -> None:
         self.discarded.append((event.relay_id, event.at * NS_PER_S))
+        self.relay_ids.setdefault(event.message_id, event.relay_id)  # the store forgets it
 
     def _on_timed(self, event: events.DeliveryTimed) -> None:
         if event.delivery.state is not DeliveryState.SENT:
@@ -294,6 +301,8 @@ class Projection:
         facts.state = "held"
         if is_further:  # its age counts from here
             facts.staged_at = self._at_ns
+        elif (since := self._held_since.get((number, recipient))) is not None:
+            facts.staged_at = since  # it was tried again, and is held as before
 
     def _carry_out(self, facts: DeliveryFacts) -> None:
         """A command is delivered and read in one."""

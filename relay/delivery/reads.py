@@ -221,10 +221,12 @@ class ReadDetector:
         seen, self._seen = self._seen, {}
         self._metrics.read += len(read)
 
-        def write(_own: list[str]) -> None:
+        def write() -> None:
             agents, deliveries = self._ledger.agents, self._ledger.deliveries
             if vanished:
-                deliveries.upsert(left)
+                rows = deliveries.rows({one.message_id for one in left})  # it may be answered now
+                known = [(one, rows.get(one.message_id, {}).get(one.recipient)) for one in left]
+                deliveries.upsert([one for one, row in known if row and row.state == "written"])
                 deliveries.hold(
                     HeldDelivery(one, agent, VANISHED, at) for (agent, one), at in vanished.items()
                 )

@@ -22,7 +22,6 @@ from relay.delivery.values import (
     OUTBOX,
     Answer,
     Applied,
-    EndedDelivery,
     Inbound,
     OutboxFile,
     Plan,
@@ -62,11 +61,10 @@ class LedgerWriter:
         self._fresh: list[FreshEvent] = []  # of which the ledger does not have the rows yet
         events.follow(self._fresh.extend)
 
-    def write(self, more: Callable[[list[str]], object] | None = None) -> None:
+    def write(self, more: Callable[[], object] | None = None) -> None:
         """Write the rows of all events so far, and in the same transaction what ``more`` writes.
 
-        ``more`` gets the ids of the relay's own messages among the events. Errors: LedgerError,
-        which ends the session: the next one begins at the ledger's position.
+        Errors: LedgerError, which ends the session: the next one begins at the ledger's position.
         """
         self._events.append()
         rows, now = Projection(has_claims=True), self._clock.now_ns()
@@ -74,7 +72,9 @@ class LedgerWriter:
         with self._ledger.transaction():
             _, skipped = rows.write(self._ledger, self._relay_id, now)
             if more is not None:
-                more([*rows.rows])
+                more()
+            if rows.rows:  # the relay's own messages: they have no file
+                self._ledger.archive([(one, None) for one in rows.rows], now)
             self._ledger.set_position(self._events.journal.durable, now)
         self._fresh.clear()
         if skipped:
@@ -90,12 +90,17 @@ class LedgerWriter:
         return None if message is None else message.relay_id
 
     def record(
-        self, dirs: Dirs, batch: list[Applied], left: list[DeliveryFacts]
+        self,
+        dirs: Dirs,
+        batch: list[Applied],
+        left: list[DeliveryFacts],
+        held: list[HeldDelivery],
     ) -> list[OutboxFile]:
         """Record a batch, and archive its originals.
 
-        ``left``: deliveries of messages that have left the store, of which no event speaks.
-        Returns files that were put in the place of others meanwhile: they are to be read.
+        ``left``: of which no event speaks, as of messages that have left the store; ``held``: of
+        plans that are postponed. Returns files that were put in the place of others meanwhile:
+        they are to be read.
         """
         replaced: list[OutboxFile] = []
         plain: list[Applied] = []
@@ -109,7 +114,7 @@ class LedgerWriter:
             is_in_journal = not plan.refusal and plan.command is None
             (plain if is_in_journal else rest).append(one)
         paths = self._archive_all(dirs, plain, replaced)
-        self.write(partial(self._record, batch, left, paths))
+        self.write(partial(self._record, batch, left, held, paths))
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -123,18 +128,17 @@ class LedgerWriter:
         self,
         batch: list[Applied],
         left: list[DeliveryFacts],
+        held: list[HeldDelivery],
         paths: dict[str, str | None],
-        own: list[str],
     ) -> None:
         """Record what only the ledger has; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         senders = set[str]()
         done: list[str] = []
-        held: list[HeldDelivery] = []
         for one in batch:
             inbound, plan = one.plan.inbound, one.plan
-            if plan.changes.ended or plan.answer is not None:
-                left += self._left_facts(plan)
+            if plan.answer is not None:
+                left += self._late_answer(plan, plan.answer)
             if one.undelivered or one.deferred:
                 held += self._held(one, now)
             if one.effects is not NO_EFFECTS:
@@ -149,9 +153,8 @@ class LedgerWriter:
             deliveries.hold(held)
         if len(paths) < len(done):
             ledger.complete([one for one in done if one not in paths], now)
-        archived = [*paths.items(), *[(one, None) for one in own]] if own else [*paths.items()]
-        if archived:
-            ledger.archive(archived, now)
+        if paths:
+            ledger.archive([*paths.items()], now)
         if senders:
             ledger.agents.mark_seen(senders, now)
 
@@ -239,15 +242,10 @@ class LedgerWriter:
         ]
         return held
 
-    def _left_facts(self, plan: Plan) -> list[DeliveryFacts]:
-        """What a plan changes of messages that have left the store: no event speaks of it."""
-        known = self._store.state.deliveries
-        left = [_end_of(ended) for ended in plan.changes.ended if ended.number not in known]
-        if plan.answer is not None and plan.answer.original.id not in known:
-            left += self._late_answer(plan, plan.answer)
-        return left
-
     def _late_answer(self, plan: Plan, answer: Answer) -> list[DeliveryFacts]:
+        """The row of an answer to a message that has left the store: no event speaks of it."""
+        if answer.original.id in self._store.state.deliveries:
+            return []
         deliveries, message_id = self._ledger.deliveries, answer.original.relay_id or ""
         sender, at = plan.subject.agent, answer.at_ns
         row = deliveries.rows([message_id]).get(message_id, {}).get(sender)
@@ -277,8 +275,3 @@ class LedgerWriter:
             agents.set_note(one.plan.subject.agent, effects.status_note, now)
         if effects.status_change is not None:
             agents.set_status(*effects.status_change, now)
-
-
-def _end_of(one: EndedDelivery) -> DeliveryFacts:
-    state = one.state.label.lower()
-    return DeliveryFacts(one.message_id, one.recipient, state, one.attempt, last_error=one.reason)

@@ -25,8 +25,10 @@ from relay.delivery.plan import end_delivery
 from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
-from relay.ledger.deliveries import DeliveryFacts, DeliveryRow, HeldDelivery
+from relay.ledger.deliveries import DeliveryRow, HeldDelivery
 from relay.ledger.ledger import Ledger, MessageRow
+
+ACCEPTED = "accepted before a crash, and not delivered then"
 
 
 class PlanSource(Protocol):
@@ -146,9 +148,7 @@ class DeferredQueue:
         """The plan for a due delivery; None if there is nothing to do, or not yet."""
         if row is None:  # removed by hand: it would stay due and keep the loop awake
             with self._ledger.transaction():
-                gone = DeliveryFacts(held.message_id, held.recipient, "bounced", held.attempt)
-                gone.last_error = "its row is gone"
-                self._ledger.deliveries.upsert([gone])
+                self._ledger.deliveries.end_orphans(held.message_id, "its row is gone")
             return None
         stored = self._store.messages.find_by_relay_id(held.message_id)
         is_early = stored is not None and stored.not_before_ns > now  # recovery makes it due
@@ -184,7 +184,9 @@ class DeferredQueue:
             return DeliveryState.BOUNCED, away
         since = max(held.staged_at, stored.not_before_ns if stored else 0)
         age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
-        was_tried = stored is None or held.last_error != waits_for(stored)
+        was_tried = held.last_error != ACCEPTED and (
+            stored is None or held.last_error != waits_for(stored)
+        )
         if was_tried and age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"

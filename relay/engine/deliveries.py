@@ -174,11 +174,13 @@ class Deliveries:
         recipients: Iterable[str],
         attempt: int = 0,
         at_ns: int | None = None,
-    ) -> None:
+    ) -> tuple[str, ...]:
         """Record the delivery to these recipients; starts the ack timeout if retried.
 
-        ``attempt``: of a repeated delivery; 0: unchanged. ``at_ns``: when, if not now.
+        ``attempt``: of a repeated delivery; 0: unchanged. ``at_ns``: when, if not now. Returns
+        whose delivery moved: not that of who has answered, nor any of an archived message.
         """
+        moved: tuple[str, ...] = ()
         message = self._state.messages.get(message_id)
         if message is not None:
             retried = rules.ack_pending(self._state.channels[message.channel_id], message)
@@ -191,6 +193,7 @@ class Deliveries:
                 self.note_exactly_once(message, moved, now_ms)
             if self._obligations.tracks(message):
                 self._obligations.add(message, moved, now_ms)
+        return moved
 
     def note_exactly_once(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
         """Remember an exactly-once delivery for twice its ack timeout from now on."""

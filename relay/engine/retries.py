@@ -99,8 +99,11 @@ class Retries:
         self._state.timers.restore(found)
         return list(found.values())
 
-    def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> None:
-        """Give up these deliveries; when all of a message's are, it is a dead letter."""
+    def dead_letter(self, message_id: int, recipients: Iterable[str], reason: str) -> bool:
+        """Give up these deliveries; when all of a message's are, it is a dead letter.
+
+        Returns False if none is given up: they were settled, or the message is archived.
+        """
         known = self._state.deliveries.get(message_id, {})
         dead = tuple(
             name
@@ -108,8 +111,10 @@ class Retries:
             if name in known
             and known[name].state not in (DeliveryState.ACKNOWLEDGED, DeliveryState.DEAD)
         )
-        if dead and message_id in self._state.messages:
-            self._core.apply(events.DeadLettered(message_id, dead, reason, self._core.now_s()))
+        if not dead or message_id not in self._state.messages:
+            return False
+        self._core.apply(events.DeadLettered(message_id, dead, reason, self._core.now_s()))
+        return True
 
     def dead_letters(self) -> list[DeadLetter]:
         """Every message given up for at least one recipient, oldest first."""

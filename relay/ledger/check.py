@@ -42,7 +42,8 @@ _RULES = {
     ),
     "held without a time of its next attempt": (
         "SELECT message_id || ' > ' || recipient FROM deliveries "
-        "WHERE state = 'held' AND due_at IS NULL"
+        "WHERE state = 'held' AND due_at IS NULL AND message_id NOT IN "
+        "(SELECT message_id FROM messages WHERE status = 'pending')"  # tried with its file
     ),
     "an obligation that is not one": (
         "SELECT message_id || ' > ' || recipient FROM deliveries WHERE obligation NOT IN "

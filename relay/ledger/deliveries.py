@@ -26,12 +26,12 @@ class ReadDelivery(NamedTuple):
 
 
 class HeldDelivery(NamedTuple):
-    """A delivery to be attempted at ``due_at`` (Unix ns)."""
+    """Why a delivery is held, and when it is tried again (Unix ns)."""
 
     message_id: str
     recipient: str
     reason: str
-    due_at: int
+    due_at: int | None  # None: with the file of its message
 
 
 class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
@@ -86,7 +86,8 @@ _UPSERT = (  # one statement for the rows of a batch
     "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
     "read_at, acked_at, ack_status, last_error, due_at, read_how, answer_id, answer_text) SELECT "
     + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(14))
-    + " FROM json_each(?) WHERE true ON CONFLICT (message_id, recipient) DO UPDATE SET "
+    + " FROM json_each(?) WHERE json_extract(value, '$[0]') IN (SELECT message_id FROM messages) "
+    "ON CONFLICT (message_id, recipient) DO UPDATE SET "
     # what was staged may have been written: the row is then ahead of the journal
     "state = CASE WHEN excluded.state = 'staged' AND state <> 'held' "
     "AND attempt >= excluded.attempt THEN state ELSE excluded.state END, "
@@ -98,7 +99,8 @@ _UPSERT = (  # one statement for the rows of a batch
     "THEN coalesce(excluded.written_at, written_at) "
     "ELSE coalesce(written_at, excluded.written_at) END, "  # the row may know it more exactly
     "read_at = CASE WHEN excluded.read_at IS NULL THEN read_at "
-    "WHEN attempt < excluded.attempt OR coalesce(read_at, 0) < coalesce(written_at, 0) "
+    "WHEN attempt < excluded.attempt "
+    "OR coalesce(read_at, 0) < max(coalesce(written_at, 0), coalesce(excluded.written_at, 0)) "
     "THEN excluded.read_at ELSE coalesce(min(read_at, excluded.read_at), excluded.read_at) END, "
     "acked_at = coalesce(excluded.acked_at, acked_at), "
     "ack_status = coalesce(excluded.ack_status, ack_status), "
@@ -149,7 +151,7 @@ class DeliveryTable:
         self._db = connection
 
     def upsert(self, deliveries: Sequence[DeliveryFacts]) -> None:
-        """Add rows, or bring existing ones up to date."""
+        """Add rows, or bring existing ones up to date, of messages that have a row."""
         self._db.execute(_UPSERT, (as_json(deliveries),))
 
     def hold(self, held: Iterable[HeldDelivery]) -> None:
@@ -161,11 +163,19 @@ class DeliveryTable:
         )
 
     def hold_rest(self, reason: str, due_at: int) -> None:
-        """The same for each held delivery that has no due time yet."""
+        """The same for each held delivery that has no due time: it was not tried yet."""
         self._db.execute(
-            "UPDATE deliveries SET last_error = coalesce(last_error, ?), due_at = ? "
+            "UPDATE deliveries SET last_error = ?, due_at = ? "
             "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at IS NULL",
             (reason, due_at),
+        )
+
+    def end_orphans(self, message_id: str, reason: str) -> None:
+        """End the deliveries of a message whose row somebody has removed."""
+        self._db.execute(
+            "UPDATE deliveries SET state = 'bounced', last_error = ?, due_at = NULL "
+            "WHERE message_id = ? AND state = 'held'",
+            (reason, message_id),
         )
 
     def release(self, message_ids: Iterable[str], now_ns: int) -> None:

@@ -15,7 +15,6 @@ from relay.delivery.retry import DeferredQueue
 from relay.delivery.values import Plan
 from relay.engine.engine import Engine
 from tests.box import Box
-from tests.ledger.support import put
 
 
 @pytest.fixture
@@ -199,7 +198,10 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
 @pytest.mark.damages
 def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
     with box.ledger.transaction():
-        put(box.ledger, "1-", "bob", "held", staged_at=1, due_at=1)
+        box.ledger._db.execute(
+            "INSERT INTO deliveries (message_id, recipient, state, staged_at, due_at) "
+            "VALUES ('1-', 'bob', 'held', 1, 1)"
+        )
     retry(box, held)
     assert box.sql("SELECT state, last_error FROM deliveries WHERE message_id = '1-'") == [
         ("bounced", "its row is gone")

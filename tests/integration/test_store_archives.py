@@ -72,16 +72,6 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     ) == [("acked", "completed", 1, done, "at last")]
 
 
-def test_a_late_answer_says_that_it_was_read(box: Box) -> None:
-    asked = box.send("alice", "TO: bob\n\nhi")
-    box.store.archives.archive(box.store.messages.find_by_relay_id(asked).id)  # unread
-    done = box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
-    columns = "state, ack_status, read_at = acked_at, answer_id, due_at"
-    assert box.sql(f"SELECT {columns} FROM deliveries WHERE message_id = ?", asked) == [
-        ("acked", "completed", 1, done, None)
-    ]
-
-
 def test_what_nobody_knows_is_refused_without_reading_an_archive(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
