@@ -235,4 +235,4 @@ def _echo_steps(facts: dict[str, Any]) -> None:
     if not facts["deliveries"] and facts["status"] in ("completed", "archived"):
         echo("-", "no recipients")
     if facts["error"] and facts["error"] not in facts["outcome"]:
-        echo("why", facts["error"])
+        echo("waited" if facts["status"] in ("completed", "archived") else "why", facts["error"])

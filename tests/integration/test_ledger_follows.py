@@ -210,3 +210,6 @@ def test_a_message_that_waits_for_the_disk_is_said_to_wait_for_it(box: Box) -> N
         assert "inbox of bob: No space left on device" in said[1]
         assert "held" not in relay("attention", home=box.root).stdout
         assert "held" not in relay("doctor", home=box.root).stdout
+    box.after(5)
+    *_, last = relay("trace", sent, home=box.root).stdout.splitlines()
+    assert last.split(maxsplit=1) == ["waited", "inbox of bob: No space left on device"]
