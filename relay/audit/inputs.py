@@ -9,7 +9,7 @@ import glob
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -18,25 +18,20 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from relay.audit import lake_columns
-from relay.audit.extract import UNREAD, update
+from relay.audit.extract import update
 from relay.audit.lake import Lake, LakeManifest, default_name, home_id, open_lake
 from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import formats
 from relay.audit.schemas.formats import in_spark, subset
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources import MODES
-from relay.audit.sources.acomm_source import SECTIONS, sections_of
+from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.base.errors import FormatError, RelayError
 
 T = TypeVar("T")
 NOT_IN_LAKE = frozenset(("content", "metadata", "signature"))  # bytes that few queries read
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20
-_SECTIONS = {
-    "deliveries": "store_deliveries",
-    "channels": "store_channels",
-    "subscriptions": "store_subscriptions",
-}
 # By the beginning of a table's name the kinds of files that its rows are of.
 _SOURCES = {"store": ("store", "archive"), "journal": ("segment", "journal")}
 
@@ -123,17 +118,13 @@ class Inputs:
             rows = read_parquet(self._spark, columns, path).collect()
         return self._spark.createDataFrame(rows, in_spark(columns))
 
-    def table(self, name: str, *columns: str) -> DataFrame:
-        """Read columns of a table of the lake, or all; paths as in the home.
+    def table(self, name: str) -> DataFrame:
+        """Read a table of the lake; paths as in the home.
 
-        Errors: RelayError for an unknown column, and where rows of store or journal could not be
-        read, when ``strict``.
+        Errors: RelayError where rows of store or journal could not be read, when ``strict``.
         """
         self._require_whole(*_SOURCES.get(name.partition("_")[0], ()))
-        if not columns:  # to name them all takes longer than to leave them to the optimizer
-            return self._table(name)
-        known = in_spark(lake_columns.TABLES[name])
-        return self._table(name).select(*subset(known, columns, f"table {name}").names)
+        return self._table(name)
 
     def add_view(self, name: str) -> None:
         """Make a view of a table of the lake, until ``drop_views``. Errors: as ``table``.
@@ -154,29 +145,20 @@ class Inputs:
             self._spark.catalog.dropTempView(name)
         self._views = set()
 
-    def ledger(self, table: str, *columns: str) -> DataFrame:
-        """Read columns of a ledger table. Errors: RelayError for an unknown table or column."""
-        if table not in formats.LEDGER:
-            raise RelayError(f"table: expected one of {', '.join(formats.LEDGER)}, got {table!r}")
-        return self.table(f"{lake_columns.LEDGER_PREFIX}{table}", *columns)
+    def messages(self, *columns: str) -> DataFrame:
+        """Read columns of the store's messages, from its files if the lake lacks one of them.
 
-    def store(self, section: str, *columns: str) -> DataFrame:
-        """Read columns of a section of live store and archives; ``file`` as in the home.
-
-        Errors: RelayError for an unknown column, and for a damaged file when ``strict``.
+        Errors: RelayError for a damaged file when ``strict``.
         """
-        self._require_whole(*_SOURCES["store"])
-        if not NOT_IN_LAKE.isdisjoint(columns):
-            return self._store(section, columns)
-        names = sections_of(section)
-        if names[0] in _SECTIONS:
-            return self.table(_SECTIONS[names[0]], *columns)
-        rows = self._table("store_messages").where(F.col("section").isin(*names))
-        return rows.select(*subset(formats.STORED_MESSAGE, columns, "the store").names)
-
-    def originals(self, *columns: str) -> DataFrame:
-        """Read columns of the archived originals."""
-        return self.table("originals", *columns)
+        rows = self.table("store_messages")
+        if NOT_IN_LAKE.isdisjoint(columns):
+            return rows.select(*columns)
+        schema = subset(formats.STORED_MESSAGE, columns, "the store")
+        named = json.dumps([glob.escape(path) for path in self.snapshot.store_files])
+        options = {"section": ",".join(MESSAGE_SECTIONS), "paths": named}
+        options["mode"] = MODES[not self._strict]
+        frame = self._spark.read.format("acomm").schema(schema).options(**options).load()
+        return self._below(frame, "file", self.snapshot.folder, self.snapshot.home)
 
     def journal(self, *columns: str) -> DataFrame:
         """Read columns of the format ``aof2``, from the segments; ``stream`` as in the home.
@@ -208,11 +190,6 @@ class Inputs:
             kept: T = self._tables[key]
             return kept
 
-    def files(self, *columns: str) -> DataFrame:
-        """Read columns of all files of the home, verified: formats.KEPT_FILE."""
-        rows = self._table("files").where(~F.col("kind").isin("ledger", "pack", UNREAD))
-        return rows.select(*columns)
-
     def _extracted(self) -> tuple[Lake, LakeManifest]:
         """The lake, with the rows of this snapshot. Errors: RelayError."""
 
@@ -236,13 +213,6 @@ class Inputs:
         if lost and self._strict:
             line, home = lost[0], os.path.join(self.snapshot.home, "")
             raise RelayError(line if home in line else f"{home}{line}", hint=FormatError.hint)
-
-    def _store(self, section: str, columns: Sequence[str]) -> DataFrame:
-        schema = subset(SECTIONS[sections_of(section)[0]], columns, "the store")
-        named = json.dumps([glob.escape(path) for path in self.snapshot.store_files])
-        options = {"section": section, "paths": named, "mode": MODES[not self._strict]}
-        frame = self._spark.read.format("acomm").schema(schema).options(**options).load()
-        return self._below(frame, "file", self.snapshot.folder, self.snapshot.home)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:
         """Make the paths of a column relative to the folders, if the frame has it."""

@@ -24,18 +24,17 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
+from relay.audit.extract import UNREAD
 from relay.audit.header import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.statements import views_lock
-from relay.audit.lake_columns import TEXT, TEXTS, always, maybe
+from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
 from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import formats, results
 from relay.audit.schemas.formats import conform
-from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
 from relay.base.discovery import Found
@@ -220,18 +219,18 @@ def _names(code: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", code, re.IGNORECASE) is not None
 
 
-def _columns(every: Sequence[str], rare: Sequence[str], code: str) -> list[str]:
-    """Choose all columns but the rare ones that the code does not name."""
-    return [name for name in every if name not in rare or _names(code, name)]
+def _table(table: str, inputs: Inputs, code: str) -> DataFrame:
+    return inputs.table(table).drop("bucket")
 
 
-def _ledger(table: str, inputs: Inputs, code: str) -> DataFrame:
-    return inputs.ledger(table, *formats.LEDGER[table].names)
+def _messages(inputs: Inputs, code: str) -> DataFrame:
+    names = formats.STORED_MESSAGE.names
+    return inputs.messages(*(x for x in names if x not in NOT_IN_LAKE or _names(code, x)))
 
 
-def _store(section: str, schema: StructType, inputs: Inputs, code: str) -> DataFrame:
-    rare = [name for name in schema.names if name in NOT_IN_LAKE]
-    return inputs.store(section, *_columns(schema.names, rare, code))
+def _files(inputs: Inputs, code: str) -> DataFrame:
+    rows = inputs.table("files").where(~F.col("kind").isin("ledger", "pack", UNREAD))
+    return rows.drop("read_at")
 
 
 def _journal(inputs: Inputs, code: str) -> DataFrame:
@@ -246,16 +245,15 @@ def _result(job: str, table: str, schema: pa.Schema, inputs: Inputs, code: str) 
     return read_parquet(inputs.spark, schema, path)
 
 
+_STORED = ("deliveries", "channels", "subscriptions")
 View = Callable[[Inputs, str], DataFrame]  # from the SQL, which tells rare columns
 VIEWS: Mapping[str, View] = {
-    **{table: partial(_ledger, table) for table in formats.LEDGER},
-    "store_messages": partial(_store, ",".join(MESSAGE_SECTIONS), formats.STORED_MESSAGE),
-    "store_deliveries": partial(_store, "deliveries", formats.STORED_DELIVERY),
-    "store_channels": partial(_store, "channels", formats.STORED_CHANNEL),
-    "store_subscriptions": partial(_store, "subscriptions", formats.STORED_SUBSCRIPTION),
+    **{table: partial(_table, f"{LEDGER_PREFIX}{table}") for table in LEDGER},
+    **{f"store_{one}": partial(_table, f"store_{one}") for one in _STORED},
+    "store_messages": _messages,
     "journal": _journal,
-    "originals": lambda inputs, _: inputs.originals(*formats.ORIGINAL.names),
-    "files": lambda inputs, _: inputs.files(*formats.KEPT_FILE.names),
+    "originals": partial(_table, "originals"),
+    "files": _files,
     **{
         f"{RESULT}{table}": partial(_result, job.name, table, schema)
         for job in JOBS.values()

@@ -28,9 +28,9 @@ def test_ledger_store_and_journal_agree_while_they_are_written(
         (tmp_path / "run").mkdir()
         inputs = Inputs(spark, snapshot_home(str(home), str(tmp_path / "run"), Clock()))
         (stopped_at,) = inputs.snapshot.journal.until.values()
-        messages = inputs.ledger("messages", "message_id", "status", "message_type").collect()
-        deliveries = inputs.ledger("deliveries", "message_id").collect()
-        stored = inputs.store("messages,archive,dead_letters", "relay_id").collect()
+        messages = inputs.table("ledger_messages").collect()
+        deliveries = inputs.table("ledger_deliveries").collect()
+        stored = inputs.messages("relay_id").collect()
         journal = inputs.journal("end", "event", "relay_id").collect()
         # It went on all the while, and nobody kept its log from being taken in.
         until(lambda: busy_relay.records(home)[-1].end > stopped_at)

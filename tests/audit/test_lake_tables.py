@@ -88,7 +88,7 @@ def test_jobs_read_the_lake_and_the_next_run_reads_what_is_new(
 
     def stored(run: str) -> list[str]:
         inputs = home.inputs(spark, tmp_path / run, lake=str(where))
-        return sorted(row[0] for row in inputs.store("messages", "relay_id").collect())
+        return sorted(row[0] for row in inputs.messages("relay_id").collect())
 
     assert stored("first") == ["1-a"]
     (archived,) = (where / "store_messages").rglob("archive-*.parquet")

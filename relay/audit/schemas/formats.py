@@ -54,8 +54,6 @@ STORED_DELIVERY = in_spark(lake_columns.STORE_DELIVERIES, "bucket")
 STORED_CHANNEL = in_spark(lake_columns.STORE_CHANNELS)
 STORED_SUBSCRIPTION = in_spark(lake_columns.STORE_SUBSCRIPTIONS)
 JOURNAL = in_spark(lake_columns.JOURNAL)
-ORIGINAL = in_spark(lake_columns.ORIGINALS, "bucket")
-KEPT_FILE = in_spark(lake_columns.FILES, "read_at")
 # The tables of the format `relay_ledger`: those of schema.sql, with its columns and its order.
 LEDGER = {table: in_spark(columns) for table, columns in lake_columns.LEDGER.items()}
 
