@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -43,13 +43,13 @@ from relay.audit.lake import (
     write_empty,
     write_rows,
 )
+from relay.audit.lake_columns import batch_of, with_bucket
 from relay.audit.lake_sources import HomeSource, sources_of
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.audit.sources import home_files, ledger_rows, originals, store_files
 from relay.audit.sources.home_files import FileUnit, VerifiedFile
 from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.journal_rows import read_part
-from relay.audit.sources.originals import Original
 from relay.audit.temp_folders import temporary_folder
 from relay.base.clock import Clock
 from relay.base.config import read_file
@@ -262,11 +262,7 @@ def read_task(task: PartTask) -> LakePart:
 
 
 def _verdicts(rows: Sequence[VerifiedFile], at_ns: int) -> pa.RecordBatch:
-    columns = lake_columns.FILES
-    values: list[Any] = [[getattr(row, name) for row in rows] for name in columns.names[:-1]]
-    values.append([at_ns // _US_PER_NS] * len(rows))
-    arrays = [pa.array(given, field.type) for given, field in zip(values, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+    return batch_of([(*row, at_ns // _US_PER_NS) for row in rows], lake_columns.FILES)
 
 
 # -- reading one ------------------------------------------------------------------------
@@ -347,10 +343,7 @@ def _read_originals(task: PartTask, source: HomeSource) -> Rows:
             for one in rows
             if one.kind == "pack" and one.problem
         ]
-        values = dict(zip(Original._fields, zip(*rows, strict=True), strict=True))
-        arrays = [pa.array(values[field.name], field.type) for field in plain]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=plain)
-        batches.append(lake_columns.with_bucket(columns, batch, "message_id"))
+        batches.append(with_bucket(columns, batch_of(rows, plain), "message_id"))
     return verdicts, {"originals": batches}, []
 
 
@@ -378,7 +371,7 @@ def _ledger(lake: Lake, ident: str, snapshot: HomeSnapshot) -> LakePart:
         if columns is plain or "bucket" not in columns.names:
             files += write_rows(lake, ident, "all", name, batches)
             continue
-        batches = [lake_columns.with_bucket(columns, one, "message_id") for one in batches]
+        batches = [with_bucket(columns, one, "message_id") for one in batches]
         rows = pa.Table.from_batches(batches, columns)
         months = pc.utf8_slice_codeunits(rows.column("bucket"), 0, 7)
         for month in sorted(pc.unique(months).to_pylist()):

@@ -15,6 +15,8 @@ stores as u64 are ``decimal(20,0)``. Needs neither Spark nor a home.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -406,6 +408,13 @@ def buckets_of(ids: pa.Array) -> pa.Array:
 def _hashed(message_id: str | None) -> str:
     digest = sha256_hex((message_id or "").encode(errors="surrogateescape"))
     return f"h{int(digest[0], 16):02}"
+
+
+def batch_of(rows: Sequence[Sequence[Any]], columns: pa.Schema) -> pa.RecordBatch:
+    """Make a batch of rows, each in the order of the columns; times are numbers or have a zone."""
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    arrays = [pa.array(given, one.type) for given, one in zip(values, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
 def with_bucket(columns: pa.Schema, batch: pa.RecordBatch, of: str) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from relay.audit.lake_columns import (
     TIME,
     WORDS,
     always,
+    batch_of,
     maybe,
 )
 
@@ -486,7 +487,5 @@ TABLES: dict[str, dict[str, pa.Schema]] = {
 
 def arrow_table(rows: Iterable[tuple[object, ...]], columns: pa.Schema) -> pa.Table:
     """Make a table of rows; times in microseconds, or with a time zone."""
-    values = list(zip(*rows, strict=True)) or [()] * len(columns)
-    arrays = [pa.array(given, one.type) for given, one in zip(values, columns, strict=True)]
-    plain = [one.remove_metadata() for one in columns]  # a file needs no comments
-    return pa.Table.from_arrays(arrays, schema=pa.schema(plain))
+    plain = pa.schema([one.remove_metadata() for one in columns])  # a file needs no comments
+    return pa.Table.from_batches([batch_of(list(rows), plain)])

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from relay.acomm.model import Channel, StoreFile, Subscription
 from relay.acomm.records import read_channel, read_subscription
 from relay.acomm.sections import read_blocks, split
 from relay.audit import lake_columns
+from relay.audit.lake_columns import batch_of, with_bucket
 from relay.audit.sources.acomm_messages import (
     FROM_RECORDS,
     LAST_SECOND,
@@ -31,26 +32,11 @@ from relay.audit.sources.acomm_messages import (
 from relay.audit.sources.bucket_files import is_remote, read_object
 from relay.base.errors import FormatError
 
-ColumnMakers = Mapping[str, Callable[[Any], object]]
+Row = tuple[object, ...]
+_CHANNELS, _SUBSCRIPTIONS = SectionType.CHANNELS, SectionType.SUBSCRIPTIONS
 MESSAGE_SECTIONS = ("messages", "dead_letters", "archive")
 T = TypeVar("T")
 BATCH_ROWS = 20_000  # from 10,000 to 50,000 it makes no difference
-
-
-class StoredDelivery(NamedTuple):
-    """One recipient of one live message."""
-
-    id: int
-    relay_id: str | None
-    recipient: str
-    state: str
-
-
-class SectionRows(NamedTuple):
-    """One section of one file."""
-
-    values: Sequence[Any]
-    columns: ColumnMakers
 
 
 def batches(path: str, sections: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -87,17 +73,6 @@ def read_bytes(path: str) -> bytes:
     if is_remote(path):
         return read_object(path, MAX_FILE_BYTES)
     return store_file.read_bytes(path)
-
-
-def to_batches(section: SectionRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows of values as Arrow batches, a column at a time."""
-    for start in range(0, len(section.values), BATCH_ROWS):
-        chunk = section.values[start : start + BATCH_ROWS]
-        arrays = []
-        for field in schema:
-            value_of = section.columns[field.name]
-            arrays.append(pa.array([value_of(row) for row in chunk], field.type))
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class _Messages(NamedTuple):
@@ -147,39 +122,39 @@ class _OpenFile:
         columns = lake_columns.STORE_MESSAGES
         plain = columns.remove(0)
         state = EngineState.decode(read_blocks(self._section(SectionType.ENGINE_STATE)))
-        found = [self.messages("messages", plain)]
+        parts = [self.messages("messages", plain)]
         # What has no messages is not decoded.
-        if self.header.message_count > sum(one.table.count for one in found if one is not None):
-            found.append(self.messages("archive", plain))
+        if self.header.message_count > sum(one.table.count for one in parts if one is not None):
+            parts.append(self.messages("archive", plain))
         if self.header.dead_letter_count:
-            found.append(self.messages("dead_letters", plain))
+            parts.append(self.messages("dead_letters", plain))
         messages = []
         relay_ids: dict[int, str | None] = {}
-        for one in (batch for part in found if part for batch in part.batches(plain)):
+        for one in (batch for part in parts if part for batch in part.batches(plain)):
             named = pa.repeat(pa.scalar(shown), len(one))
             one = one.set_column(one.schema.get_field_index("file"), columns.field("file"), named)
-            messages.append(lake_columns.with_bucket(columns, one, "relay_id"))
+            messages.append(with_bucket(columns, one, "relay_id"))
             if state.deliveries:
                 numbers = map(int, one.column("id").to_pylist())
                 relay_ids.update(zip(numbers, one.column("relay_id").to_pylist(), strict=True))
-        tables = {"store_messages": messages}
-        channels = self._records(SectionType.CHANNELS, read_channel)
-        subscriptions = self._records(SectionType.SUBSCRIPTIONS, read_subscription)
-        rows = {
-            "store_deliveries": delivery_rows(state, relay_ids, shown),
-            "store_channels": channel_rows(channels, shown),
-            "store_subscriptions": subscription_rows(subscriptions, shown),
+        deliveries = [
+            (shown, number, relay_ids.get(number), recipient, delivery.state.label)
+            for number, of_message in state.deliveries.items()
+            for recipient, delivery in of_message.items()
+        ]
+        channels = [_channel(shown, one) for one in self._records(_CHANNELS, read_channel)]
+        subscriptions = [
+            _subscription(shown, one) for one in self._records(_SUBSCRIPTIONS, read_subscription)
+        ]
+        columns = lake_columns.STORE_DELIVERIES
+        delivered = batch_of(deliveries, columns.remove(0))
+        found = {
+            "store_messages": messages,
+            "store_deliveries": [with_bucket(columns, delivered, "relay_id")],
+            "store_channels": [batch_of(channels, lake_columns.STORE_CHANNELS)],
+            "store_subscriptions": [batch_of(subscriptions, lake_columns.STORE_SUBSCRIPTIONS)],
         }
-        for table, section in rows.items():
-            columns = lake_columns.TABLES[table]
-            if columns.names[0] != "bucket":
-                tables[table] = list(to_batches(section, columns))
-                continue
-            plain = to_batches(section, columns.remove(0))
-            tables[table] = [
-                lake_columns.with_bucket(columns, batch, "relay_id") for batch in plain
-            ]
-        return StoreRows(tables, len(self._data), hashlib.sha256(self._data).hexdigest())
+        return StoreRows(found, len(self._data), hashlib.sha256(self._data).hexdigest())
 
     def _section(self, kind: SectionType) -> Reader | None:
         """Return a reader of a section, unpacked; None without it."""
@@ -297,63 +272,25 @@ def read_tables(path: str, shown: str) -> StoreRows:
 # -- sections without messages ----------------------------------------------------------
 
 
-def channel_rows(channels: Sequence[Channel], path: str) -> SectionRows:
-    """Return the channels of the file ``path``."""
-    return SectionRows(channels, {"file": lambda _: path, **_CHANNEL})
-
-
-def subscription_rows(subscriptions: Sequence[Subscription], path: str) -> SectionRows:
-    """Return the subscriptions of the file ``path``."""
-    return SectionRows(subscriptions, {"file": lambda _: path, **_SUBSCRIPTION})
-
-
-def delivery_rows(
-    state: EngineState, relay_ids: Mapping[int, str | None], path: str
-) -> SectionRows:
-    """Return the deliveries of the file ``path``, a row a message and recipient."""
-    rows = [
-        StoredDelivery(number, relay_ids.get(number), recipient, delivery.state.label)
-        for number, deliveries in state.deliveries.items()
-        for recipient, delivery in deliveries.items()
-    ]
-    return SectionRows(rows, {"file": lambda _: path, **_DELIVERY})
-
-
 def _at(seconds: int | None) -> int | None:
     """Convert to microseconds; NULL after the last time that Spark has."""
     return seconds * MICROS if seconds is not None and seconds <= LAST_SECOND else None
 
 
-_DELIVERY: dict[str, Callable[[StoredDelivery], object]] = {
-    "id": lambda d: d.id,
-    "relay_id": lambda d: d.relay_id,
-    "recipient": lambda d: d.recipient,
-    "state": lambda d: d.state,
-}
+def _channel(path: str, one: Channel) -> Row:
+    """A row of store_channels."""
+    return (
+        *(path, one.id, one.name, one.channel_type.label, one.owner),
+        [participant.id for participant in one.participants],
+        *(one.config.delivery.label, one.config.ack_timeout, one.config.max_retries),
+        *(one.state.label, _at(one.created_at), _at(one.modified_at), one.message_count),
+        *(one.description, list(one.tags)),
+    )
 
-_CHANNEL: dict[str, Callable[[Channel], object]] = {
-    "id": lambda c: c.id,
-    "name": lambda c: c.name,
-    "channel_type": lambda c: c.channel_type.label,
-    "owner": lambda c: c.owner,
-    "participants": lambda c: [participant.id for participant in c.participants],
-    "delivery": lambda c: c.config.delivery.label,
-    "ack_timeout_s": lambda c: c.config.ack_timeout,
-    "max_retries": lambda c: c.config.max_retries,
-    "state": lambda c: c.state.label,
-    "created_at": lambda c: _at(c.created_at),
-    "modified_at": lambda c: _at(c.modified_at),
-    "message_count": lambda c: c.message_count,
-    "description": lambda c: c.description,
-    "tags": lambda c: list(c.tags),
-}
 
-_SUBSCRIPTION: dict[str, Callable[[Subscription], object]] = {
-    "id": lambda s: s.id,
-    "channel_id": lambda s: s.channel_id,
-    "subscriber": lambda s: s.subscriber,
-    "topic_pattern": lambda s: s.topic_pattern,
-    "match_mode": lambda s: s.match_mode.label,
-    "created_at": lambda s: _at(s.created_at),
-    "active": lambda s: s.active,
-}
+def _subscription(path: str, one: Subscription) -> Row:
+    """A row of store_subscriptions."""
+    return (
+        *(path, one.id, one.channel_id, one.subscriber, one.topic_pattern),
+        *(one.match_mode.label, _at(one.created_at), one.active),
+    )
