@@ -104,17 +104,11 @@ class Inputs:
     def previous_run(self, table: str, columns: pa.Schema) -> DataFrame:
         """Read a small table of the previous run; it is empty without ``--compare``.
 
-        It is read at once: this run may write to the same place. Errors: RelayError when that
-        run has no such table.
+        It is read at once: this run may write to the same place.
         """
         rows: list[Row] = []
         if self._previous_tables is not None:
             path = os.path.join(self._previous_tables, table)
-            if not os.path.isdir(path):
-                raise RelayError(
-                    f"there is no {path} to compare with",
-                    hint="--compare expects the --out folder of a run with the job integrity",
-                )
             rows = read_parquet(self._spark, columns, path).collect()
         return self._spark.createDataFrame(rows, in_spark(columns))
 

@@ -254,7 +254,7 @@ class _ContentReader:
 class StoreRows(NamedTuple):
     """The rows of a store file, from one pass over it."""
 
-    tables: dict[str, list[pa.RecordBatch]]  # of the lake, without their buckets
+    tables: dict[str, list[pa.RecordBatch]]  # of the lake
     size: int
     sha256: str
 
