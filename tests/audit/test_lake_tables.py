@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -17,6 +18,14 @@ from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
 
 PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
+
+
+@pytest.fixture(autouse=True)
+def views_go(spark: SparkSession) -> Iterator[None]:
+    """The session is also that of other tests, which have views of the same names."""
+    yield
+    for table in lake_columns.TABLES:
+        spark.catalog.dropTempView(table)
 
 
 @pytest.fixture
