@@ -34,7 +34,7 @@ STAGES = {
     "commit": "append events to the journal, one sync",
     "deliver": "rename files into inboxes",
     "complete": "archive originals, record the batch in the ledger",
-    "retry": "reads, reports, deferred and overdue deliveries, reminders",
+    "retry": "reads, reports, held and overdue deliveries, reminders",
     "maintain": "archive rolling, checkpoints, journal segments",
 }
 

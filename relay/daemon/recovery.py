@@ -4,7 +4,7 @@
 |---|---|
 | delivery staged in the journal, its file in inbox/.pending | renamed now |
 | the same without the file, same boot | it was delivered, and may have been taken |
-| accepted, but never staged | deferred, due now |
+| accepted, but never staged | held, due now |
 | file in inbox/.pending that no event staged | removed |
 | the machine was restarted since | inboxes are compared: see ``inbox_repair`` |
 | events after the ledger's position | their rows are restored from the events |

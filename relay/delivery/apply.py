@@ -40,7 +40,6 @@ from relay.delivery.values import (
     Answer,
     Applied,
     ControlReply,
-    Deferral,
     Draft,
     Inbound,
     OutgoingFile,
@@ -51,6 +50,7 @@ from relay.delivery.values import (
 )
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
+from relay.ledger.deliveries import HeldDelivery
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
@@ -91,7 +91,7 @@ class StoreWriter:
     def _apply(self, plan: Plan) -> Applied:
         """Store the message and the effect of an answer; carry out a command, store its reply."""
         stored: Message | None = None
-        files, deferred = plan.files, list[Deferral]()
+        files, held = plan.files, list[HeldDelivery]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
@@ -103,12 +103,12 @@ class StoreWriter:
         if plan.inbound is not None and stored and files:
             waits = "not_before_ns" in (stored.metadata or ())
             if waits or self._store.deliveries.is_held(stored.id):
-                files, deferred = self._hold(stored, files, plan.inbound.seen_at)
+                files, held = self._hold(stored, files, plan.inbound.seen_at)
         effects = plan.effects
         if plan.command is not None and not plan.command.is_done and stored is not None:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
             effects = replace(given.effects, may_repeat=effects.may_repeat)
-            deferred += self._sticky_copies()
+            held += self._sticky_copies()
             deliveries, relay, at = self._store.deliveries, [ORCHESTRATOR], plan.command.at_ns
             deliveries.deliver(stored.id, relay, at_ns=at)
             if self._store.messages.expects_ack(stored):
@@ -118,11 +118,11 @@ class StoreWriter:
             files += self.store_messages(self._own_files(said, stored))
         if plan.messages:
             files += tuple(self._own_files(plan.messages, stored))
-        return Applied(plan, files, tuple(deferred), effects)
+        return Applied(plan, files, tuple(held), effects)
 
     def _hold(
         self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int
-    ) -> tuple[tuple[OutgoingFile, ...], list[Deferral]]:
+    ) -> tuple[tuple[OutgoingFile, ...], list[HeldDelivery]]:
         """The files to be written now, and the deliveries that are not made yet."""
         if stored.not_before_ns > now_ns:
             why, due = waits_for(stored), stored.not_before_ns
@@ -131,7 +131,7 @@ class StoreWriter:
         else:  # its time has passed
             return files, []
         every = [(file, name) for file in files for name in file.recipients]
-        return (), [Deferral(file.message_id, name, why, due) for file, name in every]
+        return (), [HeldDelivery(file.message_id, name, why, due) for file, name in every]
 
     def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
         """Store a message; its channel is created or joined if necessary."""
@@ -165,7 +165,7 @@ class StoreWriter:
             at_ns=answer.at_ns,
         )
 
-    def _sticky_copies(self) -> list[Deferral]:
+    def _sticky_copies(self) -> list[HeldDelivery]:
         """Copies for new subscribers, due now."""
         now = self._clock.now_ns()
         copies = [
@@ -173,7 +173,7 @@ class StoreWriter:
             for number, name in self._store.channels.pop_sticky()
         ]
         return [
-            Deferral(copied.relay_id, name, STICKY, now)
+            HeldDelivery(copied.relay_id, name, STICKY, now)
             for copied, name in copies
             if copied is not None and copied.relay_id is not None
         ]

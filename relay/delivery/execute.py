@@ -319,7 +319,7 @@ class PlanExecutor:
                 reached.append(recipient)
                 continue
             missed[key] = reason
-            # the deferred queue retries it, no timer does
+            # the queue of what is held retries it, no timer does
             self._store.deliveries.postpone(file.number, recipient, file.attempt or 1)
         return reached, missed
 
@@ -403,7 +403,7 @@ def _held_with(one: Applied, why: str) -> list[HeldDelivery]:
 
     The others are tried with the file, which stays in its outbox.
     """
-    held = [HeldDelivery(*deferral) for deferral in one.deferred]
+    held = [*one.held]
     if one.plan.inbound is not None:
         for file in one.files:
             held += [HeldDelivery(file.message_id, name, why, None) for name in file.recipients]

@@ -35,7 +35,7 @@ from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
 from relay.delivery.record import LedgerWriter
 from relay.delivery.reports import ReportReader
-from relay.delivery.retry import DeferredQueue, PlanSource, RetryQueue
+from relay.delivery.retry import HeldQueue, PlanSource, RetryQueue
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
 from relay.delivery.values import NO_EFFECTS, OUTBOX, Inbound, Job, Plan, Row, Subject
@@ -132,7 +132,7 @@ class Dispatcher:
         self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)
         self.idle = IdleNotices(self._home, ledger, store, config.retry, clock, log)
         self._sources: tuple[PlanSource, ...] = (
-            DeferredQueue(ledger, store, config, clock, log),
+            HeldQueue(ledger, store, config, clock, log),
             RetryQueue(ledger, store, config.retry, clock, log),
             Reminders(store, self._statuses.process_endings, config.retry, clock, log),
             self.idle,

@@ -2,7 +2,7 @@
 
     in .read                           read, taken                 at once
     gone, in the same inbox            read, removed               after GRACE_NS
-    gone with its mailbox (vanished)   deferred, the next attempt  when the mailbox is back
+    gone with its mailbox (vanished)   held, the next attempt      when the mailbox is back
 
 Removing a whole mailbox removes its files first, one by one: so nothing counts as removed before
 the mailbox is known to be still there. A read is a store event at once, and goes into the ledger

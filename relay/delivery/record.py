@@ -139,7 +139,7 @@ class LedgerWriter:
             inbound, plan = one.plan.inbound, one.plan
             if plan.answer is not None:
                 left += self._late_answer(plan, plan.answer)
-            if one.undelivered or one.deferred:
+            if one.undelivered or one.held:
                 held += self._held(one, now)
             if one.effects is not NO_EFFECTS:
                 self._record_effects(one, now)
@@ -228,7 +228,7 @@ class LedgerWriter:
 
     def _held(self, one: Applied, now: int) -> list[HeldDelivery]:
         """Deliveries that are tried later: their inbox could not be written, or they wait."""
-        held = [HeldDelivery(*deferral) for deferral in one.deferred]
+        held = [*one.held]
         held += [
             HeldDelivery(
                 file.message_id,

@@ -1,4 +1,4 @@
-"""Retries: deferred deliveries, and delivered messages whose acknowledgment is overdue.
+"""Retries: held deliveries, and delivered messages whose acknowledgment is overdue.
 
 An inbox that could not be written is retried after 1, 2, 4 … 60 s, until the TTL passes or
 ``delivery.give_up_after_s`` of the relay's running time. An overdue message is delivered again with
@@ -70,8 +70,8 @@ class RetryPause:
             )
 
 
-class DeferredQueue:
-    """Retries deferred deliveries when due. Owned by the loop."""
+class HeldQueue:
+    """Tries held deliveries again when they are due. Owned by the loop."""
 
     def __init__(
         self,

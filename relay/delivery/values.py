@@ -33,6 +33,7 @@ from relay.engine.messages import NewMessage
 from relay.journal.plan import JournalCommand
 from relay.ledger import CANCELLED
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
+from relay.ledger.deliveries import HeldDelivery
 from relay.ledger.ledger import FileFacts
 
 OUTBOX = ("outbox",)
@@ -398,21 +399,12 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
 
 
-class Deferral(NamedTuple):
-    """A delivery that is not made with its batch but when due."""
-
-    message_id: str
-    recipient: str
-    reason: str
-    due_at: int  # Unix nanoseconds
-
-
 class Applied(msgspec.Struct, frozen=True, gc=False):
     """A plan, and what the store made of it. Its drafts are stored once the files are staged."""
 
     plan: Plan
     files: tuple[OutgoingFile, ...]
-    deferred: tuple[Deferral, ...]
+    held: tuple[HeldDelivery, ...]
     effects: Effects
     undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
 

@@ -145,10 +145,10 @@ def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
     channel = talk.store.channels.get_by_name("team")
     assert channel is not None
     talk.store.channels.configure(channel.id, max_pending=1)
-    assert talk.decide("TO: #team\n\nfirst").deferred == ()
+    assert talk.decide("TO: #team\n\nfirst").held == ()
     second = talk.decide("TO: #team\nTTL: 5\n\nsecond")
     assert second.files == ()
-    assert [(one.recipient, one.due_at - AT_NS) for one in second.deferred] == [
+    assert [(one.recipient, one.due_at - AT_NS) for one in second.held] == [
         ("bob", 5 * 10**9 + 1),
         ("carol", 5 * 10**9 + 1),
     ]

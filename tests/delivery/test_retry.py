@@ -11,39 +11,39 @@ import pytest
 from relay.acomm.model import DeliveryState
 from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
-from relay.delivery.retry import DeferredQueue
+from relay.delivery.retry import HeldQueue
 from relay.delivery.values import Plan
 from relay.engine.engine import Engine
 from tests.box import Box
 
 
 @pytest.fixture
-def held(box: Box) -> DeferredQueue:
+def held(box: Box) -> HeldQueue:
     """The same as the dispatcher's, to be called by hand."""
-    return DeferredQueue(box.ledger, box.store, box.config, box.clock)
+    return HeldQueue(box.ledger, box.store, box.config, box.clock)
 
 
-def due_in_s(box: Box, held: DeferredQueue) -> float | None:
+def due_in_s(box: Box, held: HeldQueue) -> float | None:
     due = held.due_ns()
     return None if due is None else (due - box.clock.monotonic_ns()) / NS_PER_S
 
 
-def plans_due(box: Box, held: DeferredQueue, agents: Set[str] | None = None) -> list[Plan]:
+def plans_due(box: Box, held: HeldQueue, agents: Set[str] | None = None) -> list[Plan]:
     with box.home.dirs() as dirs:
         return held.plans_due(dirs, Directory(box.roster.agents if agents is None else agents))
 
 
-def retry(box: Box, held: DeferredQueue, later_s: int = 0) -> None:
+def retry(box: Box, held: HeldQueue, later_s: int = 0) -> None:
     box.clock.advance(later_s)
     execute(box, held, plans_due(box, held))
 
 
-def execute(box: Box, held: DeferredQueue, plans: list[Plan]) -> None:
+def execute(box: Box, held: HeldQueue, plans: list[Plan]) -> None:
     with box.home.dirs() as dirs:
         held.settle(box.dispatcher._executor.execute(dirs, plans))
 
 
-def test_pauses_grow_to_a_minute_and_hold_nobody_else_up(box: Box, held: DeferredQueue) -> None:
+def test_pauses_grow_to_a_minute_and_hold_nobody_else_up(box: Box, held: HeldQueue) -> None:
     assert held.due_ns() is None
     with box.broken_inbox("bob"):
         with box.broken_inbox("carol"):
@@ -68,7 +68,7 @@ def test_pauses_grow_to_a_minute_and_hold_nobody_else_up(box: Box, held: Deferre
     assert held.due_ns() is None
 
 
-def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> None:
+def test_from_the_outbox_and_from_the_archive(box: Box, held: HeldQueue) -> None:
     box.join("team", "alice", "bob")
     with box.broken_inbox("bob"):
         one = box.send("alice", "TO: #team\nX-Ticket: 42\n\none")
@@ -91,7 +91,7 @@ def test_from_the_outbox_and_from_the_archive(box: Box, held: DeferredQueue) -> 
     assert stored and stored.status.label == "Delivered"
 
 
-def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueue) -> None:
+def test_the_orchestrators_own_come_from_the_engine(box: Box, held: HeldQueue) -> None:
     with box.broken_inbox("alice"):
         sent = box.send("alice", "TO: nobody\n\nhi")
         box.flush()
@@ -107,7 +107,7 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: DeferredQueu
 def test_so_many_at_a_time(box: Box) -> None:
     limits = msgspec.structs.replace(box.config.limits, batch_files=2)
     config = msgspec.structs.replace(box.config, limits=limits)
-    held = DeferredQueue(box.ledger, box.store, config, box.clock)
+    held = HeldQueue(box.ledger, box.store, config, box.clock)
     with box.broken_inbox("bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
@@ -119,7 +119,7 @@ def test_so_many_at_a_time(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("late_s", "state"), [(29, "written"), (31, "expired")])
-def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str) -> None:
+def test_not_past_its_ttl(box: Box, held: HeldQueue, late_s: int, state: str) -> None:
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\nTTL: 30\n\nquick")
     retry(box, held, late_s)
@@ -130,7 +130,7 @@ def test_not_past_its_ttl(box: Box, held: DeferredQueue, late_s: int, state: str
     assert told.startswith("not delivered to bob: its TTL of 30 s passed") is (state == "expired")
 
 
-def test_a_lost_original_comes_from_the_engine(box: Box, held: DeferredQueue) -> None:
+def test_a_lost_original_comes_from_the_engine(box: Box, held: HeldQueue) -> None:
     with box.broken_inbox("bob"):
         gone = box.send("alice", "TO: bob\nTHREAD: t\nX-Ticket: 42\nPRIORITY: 0\n\ngone")
         changed = box.send("alice", "TO: bob\n\nfirst")
@@ -145,7 +145,7 @@ def test_a_lost_original_comes_from_the_engine(box: Box, held: DeferredQueue) ->
     assert inbox[gone].headers["PRIORITY"] == "0"
 
 
-def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
+def test_after_a_day_it_is_given_up(box: Box, held: HeldQueue) -> None:
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         box.clock.advance(86_399)
@@ -159,7 +159,7 @@ def test_after_a_day_it_is_given_up(box: Box, held: DeferredQueue) -> None:
     assert nack.startswith("not delivered to bob: its inbox could not be written for 86459 s: ")
 
 
-def test_to_one_who_is_gone_it_bounces(box: Box, held: DeferredQueue) -> None:
+def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldQueue) -> None:
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
@@ -187,7 +187,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = DeferredQueue(box.ledger, Engine(box.clock), box.config, box.clock)
+    alone = HeldQueue(box.ledger, Engine(box.clock), box.config, box.clock)
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
@@ -196,7 +196,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
 
 
 @pytest.mark.damages
-def test_a_delivery_of_no_message_is_over(box: Box, held: DeferredQueue) -> None:
+def test_a_delivery_of_no_message_is_over(box: Box, held: HeldQueue) -> None:
     with box.ledger.transaction():
         box.ledger._db.execute(
             "INSERT INTO deliveries (message_id, recipient, state, staged_at, due_at) "
