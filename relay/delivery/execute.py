@@ -45,7 +45,7 @@ from relay.delivery.values import (
 )
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger.deliveries import DeliveryFacts, HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts
 
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
 # this thread has archived and recorded the batch.
@@ -143,14 +143,14 @@ class PlanExecutor:
 
     def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
         begin, done = self._metrics.begin, list[Applied]()
-        held: list[HeldDelivery] = []
+        waiting: list[tuple[Applied, str]] = []
         begin("stage")
         for one in batch:
             try:
                 done.append(self._stage(dirs, one))
             except (DiskFull, CommError) as exc:
                 result.postponed.append(_postponed(one.plan, exc))
-                held += _held_with(one, str(exc))
+                waiting.append((one, str(exc)))
         staged_at = self._clock.now_ns()
         begin("commit")
         left = self._make_events(done, staged_at)
@@ -163,7 +163,7 @@ class PlanExecutor:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, left, held))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, left, waiting))
         result.executed.extend(done)
         self._count(done, delivered)
         if done:
@@ -396,18 +396,6 @@ def _postponed(plan: Plan, cause: Exception) -> Postponed:
     if plan.inbound is not None and not isinstance(cause, TRANSIENT_ERRORS):
         raise cause
     return Postponed(plan, cause)
-
-
-def _held_with(one: Applied, why: str) -> list[HeldDelivery]:
-    """Why the deliveries of a file's plan that is postponed are held; those that wait, until when.
-
-    The others are tried with the file, which stays in its outbox.
-    """
-    held = [*one.held]
-    if one.plan.inbound is not None:
-        for file in one.files:
-            held += [HeldDelivery(file.message_id, name, why, None) for name in file.recipients]
-    return held
 
 
 def _end_of(one: EndedDelivery) -> DeliveryFacts:

@@ -177,6 +177,19 @@ def test_a_copy_for_a_new_member_is_due_although_the_reply_waits(box: Box) -> No
     assert box.states(sent)["carol"] == "written"
 
 
+def test_the_reply_to_a_command_waits_for_the_disk_and_comes_once(box: Box) -> None:
+    with failing("create"):
+        box.command("alice", "channel.create", "CHANNEL: ci", "TYPE: pubsub")
+        held = "SELECT due_at IS NULL FROM deliveries WHERE recipient = 'alice'"
+        assert box.sql(held) == [(0,)]
+        assert "held" not in relay("doctor", home=box.root).stdout
+    box.after(1)
+    box.after(5)
+    (reply,) = box.bodies("alice")
+    assert reply.startswith("completed created the PubSub channel ci")
+    assert box.outbox("alice") == []
+
+
 def test_a_nul_in_an_answer_does_not_end_its_text(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\nhi")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\nSTATUS: completed\n\ndone \x00 more")
