@@ -59,6 +59,11 @@ def _event_name(row: sqlite3.Row) -> str:
     return str(EVENT_NAMES.get(row["new_status"], row["new_status"]))
 
 
+def _is_delivered(row: sqlite3.Row) -> bool:
+    moved = row["old_status"], row["new_status"]
+    return row["recipient"] is None and moved in DELIVERED
+
+
 class EventCursor:
     """Reading position in audit_log and security_events."""
 
@@ -90,11 +95,13 @@ class EventCursor:
         return sorted(events, key=itemgetter("at_ns"))
 
     def _changes(self, rows: list[sqlite3.Row]) -> Iterator[dict[str, Any]]:
+        delivered = {row["message_id"]: row["id"] for row in rows if _is_delivered(row)}
         for row in rows:
             self._audit = row["id"]
-            recipient = row["recipient"]
-            new, moved = row["new_status"], (row["old_status"], row["new_status"])
-            is_delivered = recipient is None and moved in DELIVERED
+            recipient, new = row["recipient"], row["new_status"]
+            is_delivered = _is_delivered(row)
+            if recipient and new == "written" and row["id"] < delivered.get(row["message_id"], 0):
+                continue  # it was held until its message could be delivered
             yield {
                 "at_ns": row["at"],
                 "event": "delivered" if is_delivered else _event_name(row),

@@ -226,3 +226,5 @@ def test_a_message_that_waits_for_the_disk_is_said_to_wait_for_it(box: Box) -> N
     box.after(5)
     *_, last = relay("trace", sent, home=box.root).stdout.splitlines()
     assert last.split(maxsplit=1) == ["waited", "inbox of bob: No space left on device"]
+    tail = relay("tail", "--limit", "9", "--no-follow", home=box.root).stdout
+    assert [line.split()[1] for line in tail.splitlines()] == ["new", "delivered"]
