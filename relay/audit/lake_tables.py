@@ -35,7 +35,7 @@ def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
     """Make a DataFrame and a temporary view of each table; ``names``: of these homes alone.
 
     They have the files that the manifests name now: an extract that ends later is not seen, and
-    removes what it has replaced. Errors: RelayError when there is no lake, or no such home.
+    removes what it has replaced. Errors: RelayError without a lake, or with no such home.
     """
     opened = open_lake(lake)
     wanted = {home_id(name): name for name in names} or {one: one for one in homes_of(opened)}

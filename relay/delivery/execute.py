@@ -297,7 +297,7 @@ class PlanExecutor:
     def _written_facts(
         self, file: OutgoingFile, reached: set[str], staged_at: int, now: int
     ) -> Iterator[DeliveryFacts]:
-        """What is not in an event: a file of a message that has left the store, or is answered."""
+        """Rows of files of which no event speaks: their message left the store, or is answered."""
         has_left = file.number not in self._store.state.messages
         known, attempt = self._store.deliveries.of(file.number), file.attempt or 1
         for name in reached:
