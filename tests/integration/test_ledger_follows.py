@@ -110,7 +110,6 @@ def test_a_late_answer_counts_whatever_became_of_the_file(make_box: MakeBox, is_
     assert kinds == ["reminder"] * 2 if is_gone else ["command", "reminder", "reminder"]
 
 
-@pytest.mark.damages  # its audit_log has several moves as one
 def test_a_ledger_of_before_gets_the_read_of_the_attempt_that_was_read(
     box: Box, tmp_path: Path
 ) -> None:
