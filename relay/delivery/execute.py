@@ -299,11 +299,11 @@ class PlanExecutor:
     ) -> Iterator[DeliveryFacts]:
         """Rows of files of which no event speaks: their message left the store, or is answered."""
         has_left = file.number not in self._store.state.messages
-        known, attempt = self._store.deliveries.of(file.number), file.attempt or 1
+        attempt = file.attempt or 1
         for name in reached:
             if has_left:
                 yield DeliveryFacts(file.message_id, name, "written", attempt, staged_at, now)
-            elif attempt == 1 and known[name].state is DeliveryState.ACKNOWLEDGED:
+            elif attempt == 1 and self._store.deliveries.is_answered(file.number, name):
                 yield DeliveryFacts(file.message_id, name, "acked", 1, staged_at, now)
 
     def _deliver_file(
