@@ -127,6 +127,14 @@ def extract(
         return update(lake, name, snapshot_home(home, folder, clock), strict=strict)[1]
 
 
+def extracted(snapshot: HomeSnapshot, url: str | None) -> tuple[Lake, LakeManifest]:
+    """Bring a lake, or one in the run's folder, up to date with a snapshot. Errors: RelayError."""
+    lake = open_lake(url or os.path.join(snapshot.folder, "lake"))
+    name = default_name(snapshot.home)
+    with lake.locked(home_id(name)):
+        return lake, update(lake, name, snapshot)[0]
+
+
 def update(
     lake: Lake, name: str, snapshot: HomeSnapshot, *, strict: bool = False
 ) -> tuple[LakeManifest, Extracted]:

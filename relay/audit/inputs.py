@@ -1,7 +1,4 @@
-"""The inputs of the jobs: DataFrames over the frozen files of one run.
-
-On first use the home is extracted into a lake, in the run's folder or a kept one: see extract.py.
-"""
+"""The inputs of the jobs: DataFrames over the lake that a run has extracted, and frozen files."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -18,8 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from relay.audit import lake_columns
-from relay.audit.extract import update
-from relay.audit.lake import Lake, LakeManifest, default_name, home_id, open_lake
+from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import formats
 from relay.audit.schemas.formats import in_spark, subset
@@ -28,7 +24,6 @@ from relay.audit.sources import MODES
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.base.errors import FormatError, RelayError
 
-T = TypeVar("T")
 NOT_IN_LAKE = frozenset(("content", "metadata", "signature"))  # bytes that few queries read
 # Ledger and store files of a home that is small: 30,000 messages or so.
 SMALL_BYTES = 32 << 20
@@ -36,21 +31,13 @@ SMALL_BYTES = 32 << 20
 _SOURCES = {"store": ("store", "archive"), "journal": ("segment", "journal")}
 
 
-def extracted(snapshot: HomeSnapshot, url: str | None) -> tuple[Lake, LakeManifest]:
-    """Bring a lake, or one in the run's folder, up to date with a snapshot. Errors: RelayError."""
-    lake = open_lake(url or os.path.join(snapshot.folder, "lake"))
-    name = default_name(snapshot.home)
-    with lake.locked(home_id(name)):
-        return lake, update(lake, name, snapshot)[0]
-
-
 class Inputs:
     """DataFrames over the frozen files, for all jobs of a run.
 
-    They are extracted into a lake on first use: ``lake``, or one in the run's folder. Content,
-    metadata and signatures are not in it. What is damaged of store and journal is passed over, and
-    ``lost`` says so; when ``strict``, it is an error. ``results``: folder of the tables that jobs
-    of this run have written. ``extracted``: the lake, where it has the rows of this snapshot.
+    ``made``: what of the lake has the rows of the snapshot; content, metadata and signatures are
+    not in it. What is damaged of store and journal is passed over, and ``lost`` says so; when
+    ``strict``, it is an error. ``results``: folder of the tables that jobs of this run have
+    written. ``earlier``: that of the run to compare with.
     """
 
     _viewed: ClassVar[Inputs | None] = None  # whose tables the views show
@@ -59,42 +46,27 @@ class Inputs:
         self,
         spark: SparkSession,
         snapshot: HomeSnapshot,
+        lake: Lake,
+        made: LakeManifest,
         *,
-        lake: str | None = None,
         earlier: str | None = None,
         strict: bool = False,
         results: str = "",
-        extracted: tuple[Lake, LakeManifest] | None = None,
     ) -> None:
+        self.spark = spark
         self.snapshot = snapshot
         self.results = results
+        self.lost = made.lost(snapshot.home)
+        self._lake = lake
+        self._made = made
         self._strict = strict
-        self._previous_tables = earlier  # --out of the previous run
-        self._spark = spark
-        self._lake_url = lake
+        self._previous_tables = earlier
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and snapshot.size <= SMALL_BYTES
-        self._tables: dict[str, Any] = {} if extracted is None else {"lake": extracted}
+        self._tables: dict[str, DataFrame] = {}
         self._views: set[str] = set()
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
-
-    @property
-    def spark(self) -> SparkSession:
-        """The session of the run."""
-        return self._spark
-
-    @property
-    def is_extracted(self) -> bool:
-        """True once a job has read the lake."""
-        return "lake" in self._tables
-
-    @property
-    def lost(self) -> list[str]:
-        """List what of store and journal could not be read, a line each. Errors: RelayError."""
-        home = os.path.join(self.snapshot.home, "")
-        lines = [line for part in self._extracted()[1].parts for line in part.lost]
-        return [line if home in line else f"{home}{line}" for line in lines]
 
     @property
     def snapshot_ns(self) -> int:
@@ -109,16 +81,17 @@ class Inputs:
         rows: list[Row] = []
         if self._previous_tables is not None:
             path = os.path.join(self._previous_tables, table)
-            rows = read_parquet(self._spark, columns, path).collect()
-        return self._spark.createDataFrame(rows, in_spark(columns))
+            rows = read_parquet(self.spark, columns, path).collect()
+        return self.spark.createDataFrame(rows, in_spark(columns))
 
     def table(self, name: str) -> DataFrame:
         """Read a table of the lake; paths as in the home.
 
         Errors: RelayError where rows of store or journal could not be read, when ``strict``.
         """
-        self._require_whole(*_SOURCES.get(name.partition("_")[0], ()))
-        return self._table(name)
+        if kinds := _SOURCES.get(name.partition("_")[0]):
+            self._require_whole(*kinds)
+        return self._cached(name, lambda: self._load(name))
 
     def add_view(self, name: str) -> None:
         """Make a view of a table of the lake, until ``drop_views``. Errors: as ``table``.
@@ -136,7 +109,7 @@ class Inputs:
     def drop_views(self) -> None:
         """Drop the views of ``add_view``."""
         for name in self._views:
-            self._spark.catalog.dropTempView(name)
+            self.spark.catalog.dropTempView(name)
         self._views = set()
 
     def messages(self, *columns: str) -> DataFrame:
@@ -151,7 +124,7 @@ class Inputs:
         named = json.dumps([glob.escape(path) for path in self.snapshot.store_files])
         options = {"section": ",".join(MESSAGE_SECTIONS), "paths": named}
         options["mode"] = MODES[not self._strict]
-        frame = self._spark.read.format("acomm").schema(schema).options(**options).load()
+        frame = self.spark.read.format("acomm").schema(schema).options(**options).load()
         return self._below(frame, "file", self.snapshot.folder, self.snapshot.home)
 
     def journal(self, *columns: str) -> DataFrame:
@@ -167,46 +140,32 @@ class Inputs:
         options["mode"] = MODES[not self._strict]
         schema = subset(formats.JOURNAL, columns, "the journal")
         self._require_whole(*_SOURCES["journal"])
-        frame = self._spark.read.format("aof2").schema(schema).options(**options).load()
+        frame = self.spark.read.format("aof2").schema(schema).options(**options).load()
         return self._below(frame, "stream", self.snapshot.home)
 
     def cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """Persist the frame that ``make`` returns, under a key."""
         return self._cached(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
 
-    def _cached(self, key: str, make: Callable[[], T]) -> T:
+    def _cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """Call ``make`` once; callers that ask meanwhile wait for that key alone."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
             if key not in self._tables:
                 self._tables[key] = make()
-            kept: T = self._tables[key]
-            return kept
+            return self._tables[key]
 
-    def _extracted(self) -> tuple[Lake, LakeManifest]:
-        """The lake, with the rows of this snapshot. Errors: RelayError."""
-
-        return self._cached("lake", lambda: extracted(self.snapshot, self._lake_url))
-
-    def _table(self, table: str) -> DataFrame:
+    def _load(self, table: str) -> DataFrame:
         """Read a table of the lake."""
-
-        def load() -> DataFrame:
-            lake, made = self._extracted()
-            paths = [f"{lake.url}/{one.path}" for one in made.files() if one.table == table]
-            frame = read_parquet(self._spark, lake_columns.TABLES[table], *paths)
-            return frame.coalesce(1) if self._here else frame  # so little is joined in one task
-
-        return self._cached(table, load)
+        paths = [f"{self._lake.url}/{one.path}" for one in self._made.files() if one.table == table]
+        frame = read_parquet(self.spark, lake_columns.TABLES[table], *paths)
+        return frame.coalesce(1) if self._here else frame  # so little is joined in one task
 
     def _require_whole(self, *kinds: str) -> None:
         """Errors: RelayError where rows of such sources could not be read, when strict."""
-        parts = self._extracted()[1].parts  # also where the rows are read from the files
-        lost = [line for part in parts if part.kind in kinds for line in part.lost]
-        if lost and self._strict:
-            line, home = lost[0], os.path.join(self.snapshot.home, "")
-            raise RelayError(line if home in line else f"{home}{line}", hint=FormatError.hint)
+        if self._strict and (lost := self._made.lost(self.snapshot.home, *kinds)):
+            raise RelayError(lost[0], hint=FormatError.hint)
 
     def _below(self, frame: DataFrame, column: str, *folders: str) -> DataFrame:
         """Make the paths of a column relative to the folders, if the frame has it."""

@@ -70,6 +70,17 @@ class LakeManifest(msgspec.Struct, frozen=True):
         for part in self.parts:
             yield from part.files
 
+    def lost(self, home: str, *kinds: str) -> list[str]:
+        """List what of a home could not be read, a line each: of all sources, or these kinds."""
+        lines = [
+            line
+            for part in self.parts
+            if part.kind in (kinds or (part.kind,))
+            for line in part.lost
+        ]
+        below = os.path.join(home, "")
+        return [line if below in line else f"{below}{line}" for line in lines]
+
 
 def version() -> str:
     """Identify the extractor and its columns: rows of another version are made again."""

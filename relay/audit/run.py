@@ -23,8 +23,9 @@ from pyarrow.dataset import dataset
 from pyspark.sql import SparkSession
 
 from relay.audit import cluster, jobs, own_checks, unused
+from relay.audit.extract import extracted
 from relay.audit.header import ERROR, WARNING
-from relay.audit.inputs import Inputs, extracted
+from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, count_by, first_rows
 from relay.audit.kept_results import KeptResults
@@ -60,6 +61,10 @@ AT_ONCE = 3  # jobs
 OWN_LIMIT_S = 600  # for an own check
 CANCEL_S = 10  # for a query to end; then its Spark is ended
 DAMAGE_HINT = "put a copy from a backup in its place; without --strict the rest is read"
+
+
+Writer = Callable[[str], None]  # into the folder of a run
+Extraction = tuple[Lake, LakeManifest]
 
 
 class ProgressListener:
@@ -117,21 +122,18 @@ def run_audit(
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
             examples = {job.name: Examples() for job in wanted}
-            made = _extracted(wanted, request, snapshot)
-            kept = _kept_results(request, snapshot, made)
-            plain = _plain(wanted, request, snapshot, made, kept)
+            plain, made, kept = _plain(wanted, request, snapshot)
             reports = _run_plain(wanted, plain, snapshot, written, listener, examples)
-            lost: list[str] = []
-            if rest := [job for job in wanted if job.name not in plain]:
-                judged, lost = _run_on_spark(
-                    rest, request, snapshot, made, written, listener, examples
-                )
-                reports |= judged
+            rest = [job for job in wanted if job.name not in plain]
+            if made is not None and rest:
+                reports |= _run_on_spark(rest, request, snapshot, made, written, listener, examples)
                 if kept is not None:
-                    sound = [job for job in rest if judged[job.name].error is None]
+                    sound = [job for job in rest if reports[job.name].error is None]
                     with contextlib.suppress(RelayError):  # the next run judges again
                         kept.keep(sound, written.tables)
             reports = {job.name: reports[job.name] for job in wanted}
+            # When strict it is the error of a job.
+            lost = [] if made is None or request.strict else made[1].lost(home)
             report = _report(snapshot, request, reports, lost)
             if request.out is not None:
                 listener.step_started(WRITING)
@@ -141,52 +143,45 @@ def run_audit(
     return report, examples
 
 
-def _extracted(
-    wanted: list[AuditJob], request: RunRequest, snapshot: HomeSnapshot
-) -> tuple[Lake, LakeManifest] | None:
-    """The lake with the rows of the snapshot; None where no job reads it, or a job says why not."""
-    if any(job.plain is None for job in wanted):
-        with contextlib.suppress(RelayError, OSError):
-            return extracted(snapshot, request.lake)
-    return None
-
-
-def _kept_results(
-    request: RunRequest, snapshot: HomeSnapshot, made: tuple[Lake, LakeManifest] | None
-) -> KeptResults | None:
-    """Results of a lake that stays; None without one, and where only a job says what is wrong."""
-    if made is None or request.lake is None or request.compare is not None or request.strict:
-        return None
-    return KeptResults(*made, snapshot)
-
-
 def _plain(
-    wanted: list[AuditJob],
-    request: RunRequest,
-    snapshot: HomeSnapshot,
-    made: tuple[Lake, LakeManifest] | None,
-    kept: KeptResults | None,
-) -> dict[str, Callable[[str], None]]:
-    """The writers of tables that need no Spark; of an unused home these are all."""
-    found: dict[str, Callable[[str], None]] = {}
-    for job in wanted:
-        if job.plain is not None:
-            found[job.name] = partial(_write_plain, job, partial(job.plain, snapshot))
-        elif kept is not None and (result := kept.of(job)) is not None:
-            found[job.name] = partial(kept.copy, result)
-    is_usual = request.compare is None and request.lake is None
-    if made is not None and is_usual and not any(job.source for job in wanted):
-        with contextlib.suppress(RelayError, OSError):
-            tables = unused.tables_of(*made)
-            if tables is not None:
-                rest = (job for job in wanted if job.name not in found)
+    wanted: list[AuditJob], request: RunRequest, snapshot: HomeSnapshot
+) -> tuple[dict[str, Writer], Extraction | None, KeptResults | None]:
+    """The writers of tables that need no Spark; of an unused home these are all.
+
+    With them the lake that has the rows of the snapshot, None where no job reads one, or it cannot
+    be made: then the reason is the error of each job; and the results that a lake keeps.
+    """
+    found: dict[str, Writer] = {
+        job.name: partial(_write_plain, job, partial(job.plain, snapshot))
+        for job in wanted
+        if job.plain is not None
+    }
+    rest = [job for job in wanted if job.plain is None]
+    if not rest:
+        return found, None, None
+    is_usual = request.compare is None
+    kept = None
+    try:
+        made = extracted(snapshot, request.lake)
+        if is_usual and request.lake is not None and not request.strict:
+            kept = KeptResults(*made, snapshot)
+            results = {job.name: kept.of(job) for job in rest}
+            found |= {name: partial(kept.copy, one) for name, one in results.items() if one}
+        elif is_usual and request.lake is None and not any(job.source for job in rest):
+            if tables := unused.tables_of(*made):
                 found |= {job.name: partial(_write_plain, job, lambda: tables) for job in rest}
-    return found
+    except (RelayError, OSError) as exc:
+        return found | dict.fromkeys([job.name for job in rest], partial(_fail, exc)), None, None
+    return found, made, kept
+
+
+def _fail(error: Exception, out: str) -> None:
+    raise error
 
 
 def _run_plain(
     wanted: list[AuditJob],
-    plain: Mapping[str, Callable[[str], None]],
+    plain: Mapping[str, Writer],
     snapshot: HomeSnapshot,
     out: OutFolder,
     listener: ProgressListener,
@@ -208,12 +203,12 @@ def _run_on_spark(
     wanted: list[AuditJob],
     request: RunRequest,
     snapshot: HomeSnapshot,
-    made: tuple[Lake, LakeManifest] | None,
+    made: Extraction,
     out: OutFolder,
     listener: ProgressListener,
     examples: Mapping[str, Examples],
-) -> tuple[dict[str, JobReport], list[str]]:
-    """Run the jobs in a session; their reports, and what could not be read, a line each."""
+) -> dict[str, JobReport]:
+    """Run the jobs in a session; their reports."""
     listener.step_started(STARTING)
     settings = settings_for(snapshot.size)
     with session(request.master, conf=settings) as spark:
@@ -221,28 +216,20 @@ def _run_on_spark(
             read = [snapshot.home, *_external_folders(snapshot)]
             cluster.require_shared(spark.sparkContext, read, [snapshot.folder, out.path])
 
-        every: list[Inputs] = []  # of each session: one that ended is followed by another
-
         def inputs_of(spark: SparkSession) -> Inputs:
-            inputs = Inputs(
+            return Inputs(
                 spark,
                 snapshot,
-                lake=request.lake,
+                *made,
                 earlier=request.compare,
                 strict=request.strict,
                 results=out.tables,
-                extracted=made,
             )
-            every.append(inputs)
-            return inputs
 
         def renewed(old: Inputs) -> Inputs:
             return inputs_of(restarted(old.spark, request.master, settings))
 
-        reports = _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
-        those = [] if request.strict else [one for one in every if one.is_extracted]
-        # When strict it is the error of a job.
-        return reports, those[0].lost if those else []
+        return _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
 
 
 def _wanted(request: RunRequest) -> list[AuditJob]:
@@ -380,7 +367,7 @@ def _compute(
     assert job.make is not None
     for name, frame in job.make(inputs).items():
         frame.write.mode("overwrite").parquet(os.path.join(out, name))
-    report.is_partial = bool(job.reads_kept and inputs.is_extracted and inputs.lost)
+    report.is_partial = bool(job.reads_kept and inputs.lost)
     if job.findings is not None:
         tables = {
             name: read_parquet(inputs.spark, job.tables[name], os.path.join(out, name))
@@ -394,7 +381,7 @@ def _compute(
 
 def _compute_plain(
     job: AuditJob,
-    write: Callable[[str], None],
+    write: Writer,
     out: str,
     examples: Examples,
     report: JobReport,

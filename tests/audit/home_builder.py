@@ -20,6 +20,7 @@ from relay.acomm.model import (
     Participant,
     StoreFile,
 )
+from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
@@ -223,7 +224,8 @@ class HomeBuilder:
     def inputs(self, spark: object, folder: Path, *when: Any, **more: Any) -> Inputs:
         """The inputs of the jobs of such a run."""
         times = {name: more.pop(name) for name in ("clock", "grace_s") if name in more}
-        return Inputs(spark, self.snapshot(folder, *when, **times), **more)
+        snapshot = self.snapshot(folder, *when, **times)
+        return Inputs(spark, snapshot, *extracted(snapshot, None), **more)
 
     def says(self, job: str, clock: Clock | None = None, before: Said | None = None) -> Said:
         """What a job in SQL says of this home, by the second engine."""

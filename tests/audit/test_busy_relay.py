@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
@@ -26,7 +27,8 @@ def test_ledger_store_and_journal_agree_while_they_are_written(
     with busy_relay.busy_relay(tmp_path / "home") as home:
         until(lambda: len(busy_relay.records(home)) > 4 * ENOUGH)
         (tmp_path / "run").mkdir()
-        inputs = Inputs(spark, snapshot_home(str(home), str(tmp_path / "run"), Clock()))
+        snapshot = snapshot_home(str(home), str(tmp_path / "run"), Clock())
+        inputs = Inputs(spark, snapshot, *extracted(snapshot, None))
         (stopped_at,) = inputs.snapshot.journal.until.values()
         messages = inputs.table("ledger_messages").collect()
         deliveries = inputs.table("ledger_deliveries").collect()

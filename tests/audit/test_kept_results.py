@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from relay.audit import run
-from relay.audit.extract import update
-from relay.audit.inputs import extracted
+from relay.audit.extract import extracted, update
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.audit.kept_results import KeptResults

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.audit import run
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
@@ -113,6 +114,21 @@ def test_a_job_that_the_system_fails_is_one_line_and_other_jobs_go_on(
     failed = f"acks: could not run: {home.root / 'ledger.db'}: Not a directory"
     assert result.stderr.splitlines() == [failed]
     assert "traffic: OK (pairs 1, messages 1, 100 bytes)" in result.stdout.splitlines()
+
+
+def test_a_lake_that_cannot_be_made_is_the_error_of_each_job(
+    home: HomeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.sent("1-a")
+    home.write_store()
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(run, "session", None)  # no Java is started
+    wanted = ("reconcile", "traffic", "capacity")
+    result = relay_audit("run", *wanted, "--lake", str(tmp_path / "file"), home=home.path)
+    assert result.exit_code == 1
+    said = f"could not run: {tmp_path / 'file'}: expected a directory, or a place for a new one"
+    assert result.stderr.splitlines() == [f"{job}: {said}" for job in wanted[:2]]
+    assert any(line.startswith("capacity: OK (") for line in result.stdout.splitlines())
 
 
 def test_an_archive_that_is_damaged_is_named(spark: SparkSession, home: HomeBuilder) -> None:

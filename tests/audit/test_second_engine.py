@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, statements
 from relay.audit.jobs.statements import FINDINGS, TABLE
@@ -35,7 +36,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
             db.execute(change)
     (tmp_path / "run").mkdir()
     snapshot = snapshot_home(str(tmp_path / "home"), str(tmp_path / "run"), Clock())
-    inputs = Inputs(spark, snapshot)
+    inputs = Inputs(spark, snapshot, *extracted(snapshot, None))
     for job, classes in (("ordering", 4), ("reconcile", 1)):
         tables = made(JOBS[job], JOBS[job].make(inputs))
         theirs = says(job, snapshot)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.audit import disk_usage, run, unused
-from relay.audit.inputs import extracted
+from relay.audit.extract import extracted
 from relay.audit.schemas import results
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.errors import EXIT_FINDINGS
