@@ -197,9 +197,9 @@ class Agent:
         which messages were sent.
         """
         composed = []
-        for number, one in enumerate(messages):
+        for number, message in enumerate(messages):
             try:
-                composed.append(self._compose(one))
+                composed.append(self._compose(message))
             except (MessageError, TypeError) as exc:
                 rule, header = getattr(exc, "rule", exc), getattr(exc, "header", "")
                 raise MessageError(f"message {number} of the list: {rule}", header=header) from exc

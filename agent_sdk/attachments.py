@@ -73,13 +73,13 @@ class Attachments:
         if not os.path.isdir(folder):
             raise RelayError(f"{os.fspath(folder)!r} is not a directory: create it first")
         paths = [
-            os.path.join(folder, one.name or one.removeprefix(SHA256_PREFIX)[:8])
-            for one in attachments
+            os.path.join(folder, attachment.name or attachment.removeprefix(SHA256_PREFIX)[:8])
+            for attachment in attachments
         ]
         written: list[str] = []
         try:
-            for path, one in zip(paths, attachments, strict=True):
-                data = self.read(one)
+            for path, attachment in zip(paths, attachments, strict=True):
+                data = self.read(attachment)
                 with open(path, "xb") as file:
                     written.append(path)
                     file.write(data)

@@ -118,7 +118,9 @@ class Inbox:
                 with contextlib.suppress(FileNotFoundError):
                     names = os.listdir(dirs.get("agents", self._agent, *place.split("/")))
                     found |= set(filter(None, map(message_id_of, names)))
-        found = {one for one in found if one.partition("-")[2].startswith(text)}
+        found = {
+            message_id for message_id in found if message_id.partition("-")[2].startswith(text)
+        }
         if len(found) == 1:
             return found.pop()
         what = "names several messages" if found else "is not the id of a message"

@@ -92,8 +92,11 @@ class Outbox:
         with self._home.dirs() as dirs:
             outbox, pending = self._open(dirs)
             files = [
-                (one + MSG_SUFFIX, render(sign(self._home, dirs, self._agent, one, message)))
-                for one, message in messages
+                (
+                    message_id + MSG_SUFFIX,
+                    render(sign(self._home, dirs, self._agent, message_id, message)),
+                )
+                for message_id, message in messages
             ]
             if len(files) == 1:
                 ((name, data),) = files
@@ -108,7 +111,7 @@ class Outbox:
                 try:
                     self._sync_folder(outbox, files[-1][0])
                 except OSError as exc:
-                    add_sent_note(exc, [one for one, _ in messages])
+                    add_sent_note(exc, [message_id for message_id, _ in messages])
                     raise
 
     def wait_taken(self, message_id: str, timeout_s: float) -> bool:
@@ -233,7 +236,7 @@ def _check_types(to: object, body: object, kind: object, options: OutgoingMessag
         ("kind", kind, (str,)),
     ):
         if not isinstance(value, types):
-            expected = " or ".join(one.__name__ for one in types)
+            expected = " or ".join(type_.__name__ for type_ in types)
             raise MessageError(f"{what} is {value!r}, expected {expected}")
     seconds = options.get("due_s")
     if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
@@ -272,7 +275,9 @@ def _headers(options: OutgoingMessage) -> dict[str, str]:
 
 def _names(attachments: Sequence[str]) -> str | None:
     """Join the names of files; None if none has one."""
-    names = [one.name if isinstance(one, Attachment) else "" for one in attachments]
+    names = [
+        attachment.name if isinstance(attachment, Attachment) else "" for attachment in attachments
+    ]
     return "/".join(names) if any(names) else None
 
 

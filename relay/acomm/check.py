@@ -106,15 +106,15 @@ def check(data: bytes, path: str) -> Iterator[Finding]:
 def _order(store: StoreFile, data: bytes, path: str) -> Iterator[Fault]:
     for number, ids in (
         (SectionType.CHANNELS, [channel.id for channel in store.channels]),
-        (SectionType.SUBSCRIPTIONS, [one.id for one in store.subscriptions]),
+        (SectionType.SUBSCRIPTIONS, [subscription.id for subscription in store.subscriptions]),
     ):
-        for one, other in pairwise(ids):
-            if one >= other:
-                yield f"section {number}", "ascending ids", f"{other} after {one}"
+        for first, second in pairwise(ids):
+            if first >= second:
+                yield f"section {number}", "ascending ids", f"{second} after {first}"
                 break
     for number, messages in _message_sections(store):
         where = f"section {number}"
-        for before, after in pairwise((one.created_at, one.id) for one in messages):
+        for before, after in pairwise((message.created_at, message.id) for message in messages):
             if before >= after:
                 found = f"message {after[1]} of {after[0]} after message {before[1]} of {before[0]}"
                 yield where, "ascending created_at and id", found
@@ -130,14 +130,14 @@ def _order(store: StoreFile, data: bytes, path: str) -> Iterator[Fault]:
 
 def _flags(store: StoreFile, data: bytes, path: str) -> Iterator[Fault]:
     header = container.parse_header(data, path, len(data))
-    messages = [one for _, section in _message_sections(store) for one in section]
-    dead = any(one.status is MessageStatus.DEAD_LETTER for one in store.messages)
+    messages = [message for _, section in _message_sections(store) for message in section]
+    dead = any(message.status is MessageStatus.DEAD_LETTER for message in store.messages)
     for flag, is_true in (
         (Flag.INDEXED, _section(data, path, SectionType.INDEXES) is not None),
         # Dead letters in section 2 are another writer's, which may set the flag for them.
         (Flag.HAS_DEAD_LETTERS, bool(store.dead_letters) or (dead and header.flags & 4 != 0)),
-        (Flag.HAS_SIGNATURES, any(one.signature is not None for one in messages)),
-        (Flag.HAS_METADATA, any(one.metadata is not None for one in messages)),
+        (Flag.HAS_SIGNATURES, any(message.signature is not None for message in messages)),
+        (Flag.HAS_METADATA, any(message.metadata is not None for message in messages)),
     ):
         if bool(header.flags & flag) is not is_true:
             yield f"flag {flag.name}", str(int(is_true)), str(int(not is_true))
@@ -239,16 +239,21 @@ def _value_faults(file: StoreFile) -> Iterator[Problem]:
     yield from _duplicates("channel", [channel.name for channel in file.channels])
     messages = (*file.messages, *file.dead_letters, *file.archive)
     yield from _duplicates("message", [message.id for message in messages])
-    yield from _beyond("the highest message id", max((one.id for one in messages), default=0))
+    yield from _beyond(
+        "the highest message id", max((message.id for message in messages), default=0)
+    )
     yield from _duplicates("subscription", [subscription.id for subscription in file.subscriptions])
     types = {channel.id: channel.channel_type for channel in file.channels}
     if {message.channel_id for message in messages} - types.keys():
         lost = next(message for message in messages if message.channel_id not in types)
         yield f"a channel for message {lost.id}", f"none of {lost.channel_id}"
-    for one in file.subscriptions:
-        yield from _beyond("a subscription's id", one.id)
-        if types.get(one.channel_id) is not ChannelType.PUB_SUB:
-            yield f"a PubSub channel for subscription {one.id}", f"none of {one.channel_id}"
+    for subscription in file.subscriptions:
+        yield from _beyond("a subscription's id", subscription.id)
+        if types.get(subscription.channel_id) is not ChannelType.PUB_SUB:
+            yield (
+                f"a PubSub channel for subscription {subscription.id}",
+                f"none of {subscription.channel_id}",
+            )
 
 
 def _kept_faults(kept: EngineState) -> Iterator[Problem]:
@@ -261,21 +266,21 @@ def _kept_faults(kept: EngineState) -> Iterator[Problem]:
         yield from _beyond(f"the last id of archive {note.name}", note.last_id)
     if kept.evicting and not kept.archives:
         yield "an archive for the messages that are leaving", "none"
-    for records in {id(one): one for one in kept.deliveries.values()}.values():
-        for recipient, one in records.items():
-            if (attempts := max(one.attempt, one.spent)) > _LAST_ATTEMPT:
+    for records in {id(deliveries): deliveries for deliveries in kept.deliveries.values()}.values():
+        for recipient, delivery in records.items():
+            if (attempts := max(delivery.attempt, delivery.spent)) > _LAST_ATTEMPT:
                 expected = f"a delivery to {recipient} of {_LAST_ATTEMPT} attempts at most"
                 yield expected, str(attempts)
 
 
 def _without_unknown_ids(kept: EngineState, file: StoreFile) -> EngineState:
     """The engine state without entries for messages and channels that are not in the file."""
-    ids = {one.id for one in (*file.messages, *file.dead_letters, *file.archive)}
+    ids = {message.id for message in (*file.messages, *file.dead_letters, *file.archive)}
     return kept._replace(
         deliveries=_subset(ids, kept.deliveries),
         dead=_subset(ids, kept.dead),
         settings=_subset({channel.id for channel in file.channels}, kept.settings),
-        owed=_subset({one.id for one in file.messages}, kept.owed),
+        owed=_subset({message.id for message in file.messages}, kept.owed),
     )
 
 
@@ -283,9 +288,9 @@ def _channel_faults(channel: Channel) -> Iterator[Problem]:
     """Invariants of one channel that do not hold; participants that left may be missing."""
     yield from _beyond(f"the id of channel {channel.name}", channel.id)
     yield from _beyond(f"the message_count of channel {channel.name}", channel.message_count)
-    people = [one.id for one in channel.participants]
+    people = [participant.id for participant in channel.participants]
     yield from _duplicates(f"in channel {channel.id} participant", people)
-    owners = sum(one.role is ParticipantRole.OWNER for one in channel.participants)
+    owners = sum(participant.role is ParticipantRole.OWNER for participant in channel.participants)
     if channel.channel_type is ChannelType.DIRECT and len(people) > 2:
         yield f"2 in direct channel {channel.id}", str(len(people))
     if channel.channel_type is ChannelType.BROADCAST and owners > 1:
@@ -326,9 +331,11 @@ def exceeds_limits(file: StoreFile) -> bool:
     topics = {message.topic for message in messages} - {None}
     return (
         any(_of_channel(channel) for channel in file.channels)
-        or any(_of_subscription(one) for one in file.subscriptions)
+        or any(_of_subscription(subscription) for subscription in file.subscriptions)
         or max((len(message.content) for message in messages), default=0) > most
-        or any(_is_longer(name, MAX_NAME_BYTES) for name in {one.sender for one in messages})
+        or any(
+            _is_longer(name, MAX_NAME_BYTES) for name in {message.sender for message in messages}
+        )
         or any(_is_longer(topic or "", MAX_TOPIC_BYTES) for topic in topics)
     )
 
@@ -373,17 +380,19 @@ def _of_message(message: Message, most: int) -> list[Problem]:
 def _of_channel(channel: Channel) -> list[Problem]:
     what = f"of channel {channel.id}"
     found = _names((f"name {what}", channel.name), (f"owner {what}", channel.owner))
-    found += _names(*((f"participant {what}", one.id) for one in channel.participants))
-    owners = sum(one.role is ParticipantRole.OWNER for one in channel.participants)
+    found += _names(
+        *((f"participant {what}", participant.id) for participant in channel.participants)
+    )
+    owners = sum(participant.role is ParticipantRole.OWNER for participant in channel.participants)
     if channel.channel_type is ChannelType.BROADCAST and not owners:
         found.append((f"one owner in broadcast channel {channel.id}", "none"))
     return found
 
 
-def _of_subscription(one: Subscription) -> list[Problem]:
-    what = f"of subscription {one.id}"
-    found = _names((f"subscriber {what}", one.subscriber))
-    return found + _topic(f"topic_pattern {what}", one.topic_pattern)
+def _of_subscription(subscription: Subscription) -> list[Problem]:
+    what = f"of subscription {subscription.id}"
+    found = _names((f"subscriber {what}", subscription.subscriber))
+    return found + _topic(f"topic_pattern {what}", subscription.topic_pattern)
 
 
 def _names(*named: tuple[str, str]) -> list[Problem]:

@@ -321,7 +321,7 @@ def codec_of(hint: Any) -> Codec:
     if hint in _CODECS:
         return _CODECS[hint]
     if get_origin(hint) is UnionType:
-        return opt(codec_of(next(one for one in get_args(hint) if one is not NoneType)))
+        return opt(codec_of(next(arg for arg in get_args(hint) if arg is not NoneType)))
     if get_origin(hint) is tuple:
         return many(codec_of(get_args(hint)[0]))
     return enum(hint) if issubclass(hint, LabelledEnum) else record(hint)

@@ -242,7 +242,9 @@ def verify(
         found = reader.data[reader.pos : reader.end]
         if found != data:
             pairs = enumerate(zip(found, data, strict=False))
-            at = next((n for n, (one, other) in pairs if one != other), min(len(found), len(data)))
+            at = next(
+                (n for n, (byte, other) in pairs if byte != other), min(len(found), len(data))
+            )
             yield where, "the values of section 2", f"others from byte {at} of {len(data)} on"
 
 
@@ -266,11 +268,11 @@ def locate(columns: Columns, number: int) -> tuple[int, int] | None:
     contents, rests = numbers(ColumnBlock.CONTENT_SIZE, "I"), numbers(ColumnBlock.REST_SIZE, "I")
 
     def size(first: int, end: int) -> int:
-        texts = [one - 1 for one in codes[first:end]] if codes else range(first, end)
+        texts = [code - 1 for code in codes[first:end]] if codes else range(first, end)
         fixed = BEFORE_CONTENT * (end - first)
         return (
             fixed
-            + sum([senders.sizes[one] for one in texts])
+            + sum([senders.sizes[text] for text in texts])
             + sum(contents[first:end])
             + sum(rests[first:end])
         )

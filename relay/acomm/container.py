@@ -212,10 +212,10 @@ def _check_sections(table: list[SectionEntry], path: str, first: int, end: int) 
             raise FormatError(path, at + 16, f"{name} to end by {end}", found)
         filled.append((section.offset, at, section))
     filled.sort(key=lambda entry: entry[0])
-    for (_, _, one), (_, at, other) in pairwise(filled):
-        if other.offset < one.offset + one.length:
-            expected = f"section {other.kind} at {one.offset + one.length} or later"
-            found = f"{other.offset}: sections {one.kind} and {other.kind} overlap"
+    for (_, _, last), (_, at, other) in pairwise(filled):
+        if other.offset < last.offset + last.length:
+            expected = f"section {other.kind} at {last.offset + last.length} or later"
+            found = f"{other.offset}: sections {last.kind} and {other.kind} overlap"
             raise FormatError(path, at + 8, expected, found)
 
 

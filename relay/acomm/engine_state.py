@@ -108,10 +108,10 @@ class EngineState(NamedTuple):
             DUPLICATES: sorted((*key, expires_ms) for key, expires_ms in self.duplicates.items()),
             SETTINGS: sorted(self.settings.items()),
             HELD: [(number,) for number in self.held],
-            ARCHIVES: [(one,) for one in self.archives],
+            ARCHIVES: [(archive,) for archive in self.archives],
             EVICTING: [(number,) for number in self.evicting],
             OWED: [(n, *item) for n, known in sorted(self.owed.items()) for item in known.items()],
-            DOWNTIMES: [(one,) for one in self.downtimes],
+            DOWNTIMES: [(downtime,) for downtime in self.downtimes],
         }
         if self.journal is not None:
             blocks[JOURNAL] = _POSITION.encode("", self.journal)
@@ -140,11 +140,11 @@ class EngineState(NamedTuple):
             {(correlation, number, to): ms for correlation, number, to, ms in rows[DUPLICATES]},
             dict(rows[SETTINGS]),
             tuple(number for (number,) in rows[HELD]),
-            tuple(one for (one,) in rows[ARCHIVES]),
+            tuple(archive for (archive,) in rows[ARCHIVES]),
             tuple(number for (number,) in rows[EVICTING]),
             _read_position(blocks[JOURNAL]) if JOURNAL in blocks else None,
             owed,
-            tuple(one for (one,) in rows[DOWNTIMES]),
+            tuple(downtime for (downtime,) in rows[DOWNTIMES]),
         )
 
 
@@ -232,8 +232,14 @@ def _encode_deliveries(deliveries: dict[int, dict[str, Delivery]]) -> bytes:
 
 def _encode_list(records: dict[str, Delivery]) -> bytes:
     parts = [pack("<I", len(records))]
-    for recipient, one in records.items():
-        fields = (one.state, one.attempt, one.due_ms, one.queued, one.spent)
+    for recipient, delivery in records.items():
+        fields = (
+            delivery.state,
+            delivery.attempt,
+            delivery.due_ms,
+            delivery.queued,
+            delivery.spent,
+        )
         parts.append(TEXT.encode("recipient", recipient) + _DELIVERY_STRUCT.pack(*fields))
     return b"".join(parts)
 

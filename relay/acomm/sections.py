@@ -226,7 +226,7 @@ def read_blocks(reader: Reader | None) -> dict[int, bytes]:
     if reader is None:
         return {}
     found = reader.blocks("engine_state block")
-    return {tag: one.data[one.pos : one.end] for tag, one in found.items()}
+    return {tag: reader.data[reader.pos : reader.end] for tag, reader in found.items()}
 
 
 def _compare_counts(store: StoreFile, header: FileHeader, path: str) -> None:

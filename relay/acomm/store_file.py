@@ -212,7 +212,9 @@ def read_one(path: str, number: int) -> StoreFile | None:
     """
     data = read_bytes(path)
     header, table = container.open_frame(data, path)
-    parts = {one.kind: Reader(data, path, one.offset, one.offset + one.length) for one in table}
+    parts = {
+        entry.kind: Reader(data, path, entry.offset, entry.offset + entry.length) for entry in table
+    }
     if SectionType.COLUMNS not in parts:
         return None
     place = columns.locate(columns.Columns.open(parts[SectionType.COLUMNS]), number)
@@ -244,11 +246,11 @@ def open_block(path: str, tag: int) -> Iterator[tuple[int, int, int]]:
         head = os.pread(fd, _HEAD_BYTES, 0)
         container.check_size(size if len(head) >= HEADER.size else len(head), path)
         table = container.parse_sections(head, path, container.parse_header(head, path, size))
-        found = next((one for one in table if one.kind == SectionType.ENGINE_STATE), None)
+        found = next((entry for entry in table if entry.kind == SectionType.ENGINE_STATE), None)
         at, end = (found.offset, found.offset + found.length) if found else (0, 0)
         while at < end:
-            one = Reader(os.pread(fd, _BLOCK_HEAD_BYTES, at), path, base=at)
-            kind, length = one.u32("tag of a block"), one.u64("length of a block")
+            block = Reader(os.pread(fd, _BLOCK_HEAD_BYTES, at), path, base=at)
+            kind, length = block.u32("tag of a block"), block.u64("length of a block")
             at += _BLOCK_HEAD_BYTES
             if length > end - at:
                 raise FormatError(path, at, f"at most {end - at} bytes in a block", length)

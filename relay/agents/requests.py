@@ -248,9 +248,9 @@ def parse_env(text: str) -> list[tuple[str, str]]:
 
 def mask(text: str, secrets: tuple[str, ...]) -> str:
     """Replace every secret in a text; values too short to be secrets are left."""
-    for one in sorted(secrets, key=len, reverse=True):
-        if len(one) >= LEAST_SECRET:
-            text = text.replace(one, MASK)
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= LEAST_SECRET:
+            text = text.replace(secret, MASK)
     return text
 
 

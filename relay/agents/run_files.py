@@ -103,7 +103,7 @@ def last_lines(home: Home, name: str, begin: int, secrets: tuple[str, ...]) -> l
         finally:
             os.close(fd)
     if is_cut:  # it may begin with the end of a secret
-        data = data[max((len(one.encode()) for one in secrets), default=0) :]
+        data = data[max((len(secret.encode()) for secret in secrets), default=0) :]
     text = mask(data.decode(errors="replace"), secrets)
     lines = [line for line in map(_plain, text.splitlines()) if line]
     return [line[:TAIL_LINE] for line in lines[-TAIL_LINES:]]

@@ -166,7 +166,7 @@ class SystemSpawner:
         start = self._start_of(pid.number)
         if start is not None and start != pid.start:
             return []  # the number was given again: so the session is empty
-        return [one for one in self._session(pid) if one != pid.number]
+        return [member for member in self._session(pid) if member != pid.number]
 
     def signal(self, pid: Pid, number: int) -> None:
         """Signal the group, then session members in other groups."""
@@ -178,21 +178,21 @@ class SystemSpawner:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid.number, number)
-        for one in members:
+        for member in members:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(one) != pid.number and os.getsid(one) == pid.number:
-                    os.kill(one, number)
+                if os.getpgid(member) != pid.number and os.getsid(member) == pid.number:
+                    os.kill(member, number)
 
     def usage(self, pids: Sequence[Pid]) -> dict[Pid, Usage]:
         """CPU seconds and resident bytes of their sessions."""
         wanted = {pid.number: pid for pid in pids if self._lives(pid)}
         found = {pid: Usage(0.0, 0) for pid in wanted.values()}
-        for one in psutil.pids() if wanted else ():
+        for process_id in psutil.pids() if wanted else ():
             with contextlib.suppress(psutil.Error, OSError):
-                pid = wanted.get(os.getsid(one))
+                pid = wanted.get(os.getsid(process_id))
                 if pid is None:
                     continue
-                process = psutil.Process(one)
+                process = psutil.Process(process_id)
                 times, before = process.cpu_times(), found[pid]
                 cpu_s = before.cpu_s + times.user + times.system
                 found[pid] = Usage(cpu_s, before.rss_bytes + process.memory_info().rss)
@@ -200,10 +200,12 @@ class SystemSpawner:
 
     def _session(self, pid: Pid) -> Iterator[int]:
         """The living processes of its session, including itself."""
-        for one in psutil.pids():
+        for process_id in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-                if os.getsid(one) == pid.number and not _is_zombie(psutil.Process(one)):
-                    yield one
+                if os.getsid(process_id) == pid.number and not _is_zombie(
+                    psutil.Process(process_id)
+                ):
+                    yield process_id
 
     def _lives(self, pid: Pid) -> bool:
         """False if it is known to have ended. Errors: OSError if that cannot be determined."""

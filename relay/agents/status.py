@@ -209,12 +209,12 @@ class AgentStatusTracker:
         if self._ledger.agents.changes == self._changes:
             return
         self._changes = self._ledger.agents.changes
-        away = [one for one in self._ledger.agents.rows() if one.status != AgentStatus.ACTIVE]
-        self._statuses = {one.name: one.status for one in away}
+        away = [row for row in self._ledger.agents.rows() if row.status != AgentStatus.ACTIVE]
+        self._statuses = {row.name: row.status for row in away}
         self.unavailable = {
-            one.name: unavailable_reason(one.name, one.status, one.reason, one.changed_at)
-            for one in away
-            if one.status in UNAVAILABLE
+            row.name: unavailable_reason(row.name, row.status, row.reason, row.changed_at)
+            for row in away
+            if row.status in UNAVAILABLE
         }
         self._inactive = self._statuses.keys() - self.unavailable.keys()
 
@@ -285,21 +285,21 @@ class AgentStatusTracker:
         found = Checked([], [])
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
-        for one in self._ledger.agents.rows():
-            if one.name not in wanted or one.name not in self._roster.agents:
+        for row in self._ledger.agents.rows():
+            if row.name not in wanted or row.name not in self._roster.agents:
                 continue
-            facts = self._facts(dirs, one, now)._replace(is_supervised=one.name in tended)
-            if facts.runs and facts.started_at > (one.last_seen_at or 0):
-                heard_of.append((one.name, min(facts.started_at, now)))
-            running = facts.pid if facts.runs else one.pid if facts.pid is not None else None
-            if running != one.pid:
-                pids_now.append((one.name, running))
+            facts = self._facts(dirs, row, now)._replace(is_supervised=row.name in tended)
+            if facts.runs and facts.started_at > (row.last_seen_at or 0):
+                heard_of.append((row.name, min(facts.started_at, now)))
+            running = facts.pid if facts.runs else row.pid if facts.pid is not None else None
+            if running != row.pid:
+                pids_now.append((row.name, running))
             change = next_status(facts, now, self._settings)
             if change is None:
                 continue
-            if one.status in UNAVAILABLE:
+            if row.status in UNAVAILABLE:
                 key = f"process {facts.pid} {facts.started_at}"
-                found.comebacks.append(Reactivation(one.name, key))
+                found.comebacks.append(Reactivation(row.name, key))
             elif change.status == AgentStatus.TERMINATED:
                 found.endings.append(Ending(change, _silent_since(facts)))
             else:
@@ -311,14 +311,16 @@ class AgentStatusTracker:
 
     def terminate(self, endings: Iterable[Ending]) -> None:
         """Make agents terminated: who wrote to them was told."""
-        self._set_statuses([one.change for one in endings])
+        self._set_statuses([ending.change for ending in endings])
 
     def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
         """Make agents active whose resume message was sent."""
-        self._set_statuses([StatusChange(one.name, AgentStatus.ACTIVE, None) for one in comebacks])
+        self._set_statuses(
+            [StatusChange(comeback.name, AgentStatus.ACTIVE, None) for comeback in comebacks]
+        )
 
-    def _facts(self, dirs: Dirs, one: AgentRow, now: int) -> AgentFacts:
-        meta = self._roster.meta(dirs, one.name)
+    def _facts(self, dirs: Dirs, row: AgentRow, now: int) -> AgentFacts:
+        meta = self._roster.meta(dirs, row.name)
         pid, ticks, started_at = (
             meta.pid,
             _int_or_none(meta.pid_start_ticks),
@@ -327,18 +329,18 @@ class AgentStatusTracker:
         runs = pid is not None and pid > 0 and process_info.runs(pid, ticks)
         ended_at = 0
         if runs or pid is None:
-            self._ended.pop(one.name, None)
+            self._ended.pop(row.name, None)
         else:
-            known = self._ended.get(one.name)
+            known = self._ended.get(row.name)
             if known is None or known[0] != pid:
-                known = self._ended[one.name] = (pid, now, started_at or 0)
+                known = self._ended[row.name] = (pid, now, started_at or 0)
             ended_at = known[1]
         return AgentFacts(
-            one.name,
-            one.status,
-            one.changed_at or 0,
-            max(one.last_seen_at or 0, one.registered_at),
-            one.pid,
+            row.name,
+            row.status,
+            row.changed_at or 0,
+            max(row.last_seen_at or 0, row.registered_at),
+            row.pid,
             pid,
             runs,
             min(started_at or 0, now),

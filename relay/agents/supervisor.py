@@ -379,8 +379,8 @@ class Supervisor:
         """Report a requested end to its requesters and to the requester of the spawn."""
         row, releases = child.row, child.releases
         child.is_over, child.releases, child.is_finished = True, {}, True
-        reasons = [f"{one.requested_by}: {one.reason}".rstrip(": ") for one in releases.values()]
-        why = "released by " + ", ".join(reasons)
+        asked = [(request.requested_by, request.reason) for request in releases.values()]
+        why = "released by " + ", ".join(f"{name}: {reason}".rstrip(": ") for name, reason in asked)
         child.row = row.moved(RELEASED, self._clock.now_ns(), last_error=None)
         how = describe_exit(row.exit_code)
         for number, intent in releases.items():
@@ -389,8 +389,7 @@ class Supervisor:
             self._enqueue_notice(
                 child, notice._replace(process=child.row, status_change=terminated_status(row, why))
             )
-        askers = {one.requested_by for one in releases.values()}
-        if row.requested_by not in askers:
+        if row.requested_by not in (name for name, _ in asked):
             text = f"{row.name} {how}: {why}"
             self._notify(child, f"released {row.started_at or 0}", text, why=why)
 

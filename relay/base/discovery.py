@@ -202,9 +202,9 @@ def has_config(root: str) -> bool:
     return True
 
 
-def _is_same(one: str, two: str) -> bool:
+def _is_same(first: str, second: str) -> bool:
     try:
-        return os.path.samestat(os.stat(one), os.stat(two))
+        return os.path.samestat(os.stat(first), os.stat(second))
     except OSError:
         return False
 

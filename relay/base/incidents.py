@@ -86,13 +86,17 @@ class IncidentDedup:
         """The new ones of ``incidents``. Memory is bounded: after very many, all count as new."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
-        new = [one for one in dict.fromkeys(incidents) if one not in self._known]
+        new = [incident for incident in dict.fromkeys(incidents) if incident not in self._known]
         self._known.update(new)
         return new
 
     def forget(self, agent: str, kind: IncidentKind) -> None:
         """Forget one that is over: if it comes again, it is a new incident."""
-        self._known = {one for one in self._known if one.agent != agent or one.kind is not kind}
+        self._known = {
+            incident
+            for incident in self._known
+            if incident.agent != agent or incident.kind is not kind
+        }
 
 
 # Kinds of refused files: each file has its own nack and its row in messages or rejections.
@@ -122,16 +126,16 @@ class IncidentCounter:
     def fresh(self, incidents: list[Incident]) -> list[Incident]:
         """Those of ``incidents`` to write now; the others are counted."""
         new: list[Incident] = []
-        for one in incidents:
-            key = (one.agent, one.kind)
-            if one.kind not in COUNTED:
-                new.append(one)
+        for incident in incidents:
+            key = (incident.agent, incident.kind)
+            if incident.kind not in COUNTED:
+                new.append(incident)
             elif key in self.windows:
                 end, count = self.windows[key]
                 self.windows[key] = (end, count + 1)
             else:
                 self.windows[key] = (self._clock.monotonic_ns() + WINDOW_S * NS_PER_S, 0)
-                new.append(one)
+                new.append(incident)
         return new
 
     def take_over(self, *, all_of_them: bool = False) -> list[Incident]:

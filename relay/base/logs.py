@@ -96,7 +96,7 @@ def _render_for_people(_logger: object, _method: str, fields: Mapping[str, Any])
 def where(error: BaseException) -> list[str]:
     """The stack of an error, outermost call first, as ``file:line function`` without content."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in frames]
+    return [f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 class _Lines:

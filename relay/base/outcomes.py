@@ -107,13 +107,17 @@ def read_deliveries(db: sqlite3.Connection, which: str, *values: object) -> list
     import json
 
     found: list[Fields] = [dict(row) for row in db.execute(query, values)]
-    unread = json.dumps([one["message_id"] for one in found if one["state"] == "written"])
+    unread = json.dumps(
+        [delivery["message_id"] for delivery in found if delivery["state"] == "written"]
+    )
     if unread == "[]":
         return found
     shown = {(row[0], row[1]) for row in db.execute(_SHOWN, (unread,))}
     return [
-        {**one, "is_shown": True} if (one["message_id"], one["recipient"]) in shown else one
-        for one in found
+        {**delivery, "is_shown": True}
+        if (delivery["message_id"], delivery["recipient"]) in shown
+        else delivery
+        for delivery in found
     ]
 
 
@@ -230,9 +234,9 @@ def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
         return Progress(text if deliveries else "the relay has not recorded it yet")
     if word in ("none", "taken"):
         return Progress(text, is_there=True)
-    reached = [has_reached(one, word) for one in deliveries]
+    reached = [has_reached(delivery, word) for delivery in deliveries]
     if word == "answer":
-        return Progress(text, True in reached, all(one is False for one in reached))
+        return Progress(text, True in reached, all(is_reached is False for is_reached in reached))
     return Progress(text, bool(reached) and all(reached), not reached or False in reached)
 
 
@@ -242,7 +246,7 @@ def summary(row: Row, deliveries: Sequence[Fields]) -> str:
         return Outcome.REFUSED
     if not deliveries:
         return NO_RECIPIENTS if row["status"] in ("completed", "archived") else Outcome.WAITING
-    counts = Counter(outcome_of(one) for one in deliveries)
+    counts = Counter(outcome_of(delivery) for delivery in deliveries)
     if len(deliveries) == 1:
         return next(iter(counts))
     known = [
@@ -265,27 +269,27 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
         return refused(row["last_error"], row["last_error_code"])
     if len(deliveries) != 1:
         return {"outcome": outcome, "status": outcome}
-    (one,) = deliveries
-    is_owed = one["obligation"] in ("open", "given_up")
+    (delivery,) = deliveries
+    is_owed = delivery["obligation"] in ("open", "given_up")
     said = "not read" if is_owed and outcome == Outcome.DELIVERED else str(outcome)
     if outcome == Outcome.IN_PROGRESS:
-        said += f" {elapsed(now_ns - (one['acked_at'] or now_ns))}"
+        said += f" {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
     reason = None
     if outcome in _REASONED:
-        reason = one["last_error"]
+        reason = delivery["last_error"]
     elif outcome in (Outcome.FAILED, Outcome.IN_PROGRESS):
-        reason = one["answer_text"]
-    if one["obligation"] == "given_up" and outcome not in _REASONED:
-        reason = _with_reason(said, reason) + _times(one["reminders"])
+        reason = delivery["answer_text"]
+    if delivery["obligation"] == "given_up" and outcome not in _REASONED:
+        reason = _with_reason(said, reason) + _times(delivery["reminders"])
         outcome = said = Outcome.UNANSWERED
-    due_at = one["due_at"] if one["obligation"] == "open" else None
+    due_at = delivery["due_at"] if delivery["obligation"] == "open" else None
     why = reason.removeprefix("cancelled ") if reason else None  # which the word says
     return {
         "outcome": str(outcome),
-        "status": _due(one, _with_reason(said, why), due_at, now_ns),
+        "status": _due(delivery, _with_reason(said, why), due_at, now_ns),
         "reason": reason,
         "due_at": iso_time(due_at) if due_at else None,
-        "reminders": one["reminders"] or 0,
+        "reminders": delivery["reminders"] or 0,
     }
 
 
@@ -311,16 +315,20 @@ def headline(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
         return _with_reason(outcome, row["last_error"])
     if len(deliveries) != 1:
         return outcome
-    (one,) = deliveries
-    return describe(one, row["message_type"], now_ns, is_named=one["recipient"] != row["target"])
+    (delivery,) = deliveries
+    return describe(
+        delivery, row["message_type"], now_ns, is_named=delivery["recipient"] != row["target"]
+    )
 
 
 def progress(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
     """The outcome for the person who sent a message, with recipients: ``delivered to bob``."""
-    if len(deliveries) > 1 and {outcome_of(one) for one in deliveries} == {Outcome.DELIVERED}:
+    if len(deliveries) > 1 and {outcome_of(delivery) for delivery in deliveries} == {
+        Outcome.DELIVERED
+    }:
         return f"delivered to {len(deliveries)} recipients, not read yet"
     if 0 < len(deliveries) <= MOST_NAMED:
-        return "; ".join(describe(one, row["message_type"], now_ns) for one in deliveries)
+        return "; ".join(describe(delivery, row["message_type"], now_ns) for delivery in deliveries)
     return headline(row, deliveries, now_ns)
 
 

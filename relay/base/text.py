@@ -19,8 +19,8 @@ MOST_COMPARED = 500  # words: 18 ms if all of them are alike
 def _chars(ranges: str) -> frozenset[str]:
     """The characters of hexadecimal ranges."""
     found: set[str] = set()
-    for one in ranges.split():
-        first, _, last = one.partition("-")
+    for part in ranges.split():
+        first, _, last = part.partition("-")
         found.update(map(chr, range(int(first, 16), int(last or first, 16) + 1)))
     return frozenset(found)
 
@@ -125,9 +125,9 @@ def did_you_mean(word: str, known: Iterable[str], most: int = MOST_COMPARED) -> 
     """
     from difflib import get_close_matches  # only after a mistake
 
-    others = [one for one in known if one != word]
+    others = [candidate for candidate in known if candidate != word]
     if len(others) > most:
         return ""
-    by_lower = {one.lower().lstrip("-"): one for one in sorted(others)}
+    by_lower = {candidate.lower().lstrip("-"): candidate for candidate in sorted(others)}
     found = get_close_matches(word.lower().lstrip("-"), by_lower, 1)
     return f"did you mean {by_lower[found[0]]}?" if found else ""

@@ -286,7 +286,7 @@ def _usage_error(exc: click.ClickException) -> tuple[str, str]:
         see = UNEXPECTED[ctx.command.name].format(extra[1])
     option, command = getattr(exc, "option_name", None), getattr(exc, "command_name", None)
     if isinstance(exc, click.NoSuchOption) and option:
-        known = [name for one in ctx.command.get_params(ctx) for name in one.opts]
+        known = [name for param in ctx.command.get_params(ctx) for name in param.opts]
         return f"no such option '{option}'", did_you_mean(option, known) or see
     if command and isinstance(ctx.command, click.Group):
         known = ctx.command.list_commands(ctx)

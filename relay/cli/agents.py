@@ -62,25 +62,25 @@ def agents(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> N
     with open_home(ctx, home) as opened:
         listed = list_agents(opened, now)
     if as_json:
-        for one in listed:
-            echo_json(with_iso_times(agent_facts(one, now)))
+        for agent in listed:
+            echo_json(with_iso_times(agent_facts(agent, now)))
         return
     header = ("NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE")
-    print_table(header, [_cells(one, now) for one in listed], wide=wide)
+    print_table(header, [_cells(agent, now) for agent in listed], wide=wide)
 
 
-def _cells(one: ListedAgent, now_ns: int) -> tuple[object, ...]:
-    row, role, unread, *_ = one
+def _cells(agent: ListedAgent, now_ns: int) -> tuple[object, ...]:
+    row, role, unread, *_ = agent
     is_active = row["status"] == "active"
     return (
         row["name"],
         row["status"],
         None if is_active else ago(row["changed_at"], now_ns),
         role,
-        ago(one.seen_at, now_ns),
+        ago(agent.seen_at, now_ns),
         unread,
         row["dead"],
-        sanitize(one.text(now_ns)),
+        sanitize(agent.text(now_ns)),
     )
 
 
@@ -94,7 +94,9 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     """
     now = time.time_ns()
     with open_home(ctx, home) as opened:
-        listed = next((one for one in list_agents(opened, now) if one.row["name"] == name), None)
+        listed = next(
+            (agent for agent in list_agents(opened, now) if agent.row["name"] == name), None
+        )
         if listed is None:
             raise agent_not_found(opened, name)
         facts = agent_facts(listed, now) | agent_page(opened, name, now)
@@ -125,10 +127,12 @@ def _show_page(facts: dict[str, Any], listed: ListedAgent, now_ns: int) -> None:
         echo("note", text)
     if facts["session"]:
         echo("session", facts["session"], f"seen {ago(facts['session_seen_at'], now_ns)} ago")
-    if one := facts["process"]:
-        pid = f"pid {one['pid']}" if one["pid"] else None
-        echo("process", one["state"], pid, one["cli"], plural(one["restarts"], "restart"))
-        echo("", one["last_error"], name_home(f"`relay logs {facts['name']}` shows its output"))
+    if process := facts["process"]:
+        pid = f"pid {process['pid']}" if process["pid"] else None
+        echo(
+            "process", process["state"], pid, process["cli"], plural(process["restarts"], "restart")
+        )
+        echo("", process["last_error"], name_home(f"`relay logs {facts['name']}` shows its output"))
     elif facts["pid"]:
         echo("process", f"pid {facts['pid']}")
     echo("mailbox", facts["mailbox"])
@@ -183,7 +187,7 @@ def register(
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         every = list(opened.agent_names())
-        alike = [one for one in every if one != name and one.lower() == name.lower()]
+        alike = [other for other in every if other != name and other.lower() == name.lower()]
         opened.make_agent(name)
         if role is not None:
             meta = read_agent_meta(opened, name)
@@ -191,7 +195,7 @@ def register(
             fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = role_in(opened.read_meta(name))
         revive(opened, name)
-    leads = [one for one in every if one.lower() == LEAD and one != name]
+    leads = [other for other in every if other.lower() == LEAD and other != name]
     if meta_role == LEAD and leads:
         line = f"relay: `TO: {leads[0]}` means the agent of that name; {name} gets what is sent"
         click.echo(f"{line} TO: Lead in another spelling", err=True)

@@ -75,8 +75,8 @@ def attention(
     if is_count:
         echo_json({"count": len(items)}) if as_json else click.echo(len(items))
     elif as_json:
-        for one in items:
-            echo_json(one._asdict() | {"at": when(one.at or None)})
+        for item in items:
+            echo_json(item._asdict() | {"at": when(item.at or None)})
     elif items:
         _show(_rows(items, now), screen_columns(wide=wide))
     else:
@@ -137,7 +137,7 @@ def _show(rows: list[tuple[object, ...]], columns: int | None) -> None:
 
 
 def _rows(items: list[Item], now_ns: int) -> list[tuple[object, ...]]:
-    short = short_ids(one.id for one in items if one.id)
+    short = short_ids(item.id for item in items if item.id)
 
     def shown(text: str) -> str:
         for whole, digits in short.items():
@@ -146,13 +146,13 @@ def _rows(items: list[Item], now_ns: int) -> list[tuple[object, ...]]:
 
     return [
         (
-            ago(one.at, now_ns) if one.at else None,
-            one.kind,
-            one.who,
-            sanitize(one.what),
-            name_home(shown(one.command)),
+            ago(item.at, now_ns) if item.at else None,
+            item.kind,
+            item.who,
+            sanitize(item.what),
+            name_home(shown(item.command)),
         )
-        for one in items
+        for item in items
     ]
 
 
@@ -170,13 +170,13 @@ def hush(ctx: click.Context, home: str | None, which: str, for_s: float | None) 
         items = _items(opened, now)
         short = {digits: whole for whole, digits in short_ids(i.id for i in items if i.id).items()}
         wanted = short.get(which, which)
-        names = [(one, {one.key, one.id, one.who or one.kind}) for one in items]
-        found = [one for one, known in names if wanted in known]
+        names = [(item, {item.key, item.id, item.who or item.kind}) for item in items]
+        found = [item for item, known in names if wanted in known]
         if not found:
             raise NotFound(f"nothing waits about {which!a}", hint="see `relay attention`")
-        for one in found:
-            leave_out(opened, one, until)
-            click.echo(sanitize(f"hushed {one.kind}: {one.what}"))
+        for item in found:
+            leave_out(opened, item, until)
+            click.echo(sanitize(f"hushed {item.kind}: {item.what}"))
 
 
 @command(epilog='\b\nExamples:\n  relay approve 3f6777fc\n  relay approve 3f6777fc "on Monday"')
@@ -213,22 +213,22 @@ def _decide(
     from relay.cli.messages import reply
     from relay.views.message import read_message
 
-    one = read_message(root_of(ctx, home), given)
-    if one.file.kind is not Kind.QUERY:
-        hint = f"`relay ack {one.id} completed` or `relay nack {one.id} WHY`"
-        if one.file.kind is not Kind.COMMAND:
-            hint = f"`relay reply {one.id} TEXT`" if one.file.kind is Kind.MESSAGE else ""
-        raise Refused(f"message {one.id} is a {one.file.kind}, not a question", hint=hint)
-    options = options_of(one.file.headers.get("OPTIONS"))
+    message = read_message(root_of(ctx, home), given)
+    if message.file.kind is not Kind.QUERY:
+        hint = f"`relay ack {message.id} completed` or `relay nack {message.id} WHY`"
+        if message.file.kind is not Kind.COMMAND:
+            hint = f"`relay reply {message.id} TEXT`" if message.file.kind is Kind.MESSAGE else ""
+        raise Refused(f"message {message.id} is a {message.file.kind}, not a question", hint=hint)
+    options = options_of(message.file.headers.get("OPTIONS"))
     answer = next((each for each in options if each.lower() in meant), "")
     if options and not answer:
         raise Refused(
-            f"the options of {one.id} are {', '.join(options)}: none of them means {meant[0]}",
-            hint=f"`relay reply {one.id} OPTION`",
+            f"the options of {message.id} are {', '.join(options)}: none of them means {meant[0]}",
+            hint=f"`relay reply {message.id} OPTION`",
         )
     body = "\n\n".join(filter(None, (answer or meant[0], words)))
     more = {"files": (), "waits": (), "timeout_s": None}
     code: int = ctx.invoke(
-        reply, home=home, agent=agent, message_id=one.id, body=body, as_json=as_json, **more
+        reply, home=home, agent=agent, message_id=message.id, body=body, as_json=as_json, **more
     )
     return code

@@ -58,15 +58,15 @@ def list_(ctx: click.Context, home: str | None, everything: bool, as_json: bool)
         store = read_store(opened)
     rows = [
         {
-            "name": one.name,
-            "type": one.channel_type.label,
-            "state": one.state.label,
-            "owner": one.owner,
-            "participants": len(one.participants),
-            "messages": store.channels.get(one.id).message_count,
+            "name": channel.name,
+            "type": channel.channel_type.label,
+            "state": channel.state.label,
+            "owner": channel.owner,
+            "participants": len(channel.participants),
+            "messages": store.channels.get(channel.id).message_count,
         }
-        for one in store.channels.list_all()
-        if everything or not one.name.startswith("dm/")
+        for channel in store.channels.list_all()
+        if everything or not channel.name.startswith("dm/")
     ]
     print_rows(
         rows,
@@ -85,7 +85,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         store = read_store(opened)
     found = store.channels.get_by_name(name.removeprefix("#"))
     if found is None:
-        raise channel_not_found(name, [one.name for one in store.channels.list_all()])
+        raise channel_not_found(name, [channel.name for channel in store.channels.list_all()])
     facts = _facts(store, found)
     if as_json:
         echo_json(facts)
@@ -98,9 +98,9 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         click.echo(f"{'tags':<13}{sanitize(', '.join(found.tags))}")
     for member, role in facts["participants"].items():
         click.echo(sanitize(f"{'participant':<13}{member} ({role})"))
-    for one in facts["subscriptions"]:
-        where = f" where {one['filter']}" if one["filter"] else ""
-        shown = f"{'subscription':<13}{one['subscriber']} {one['pattern']}{where}"
+    for subscription in facts["subscriptions"]:
+        where = f" where {subscription['filter']}" if subscription["filter"] else ""
+        shown = f"{'subscription':<13}{subscription['subscriber']} {subscription['pattern']}{where}"
         click.echo(sanitize(shown))
     for setting, value in facts["settings"].items():
         click.echo(sanitize(f"{'setting':<13}{setting}={_said(value)}"))
@@ -124,11 +124,11 @@ def _facts(store: Engine, found: Channel) -> dict[str, Any]:
         "participants": {member.id: member.role.label for member in found.participants},
         "subscriptions": [
             {
-                "subscriber": one.subscriber,
-                "pattern": one.topic_pattern,
-                "filter": in_words(one.filter) or None,
+                "subscriber": subscription.subscriber,
+                "pattern": subscription.topic_pattern,
+                "filter": in_words(subscription.filter) or None,
             }
-            for one in store.channels.subscriptions(found.id)
+            for subscription in store.channels.subscriptions(found.id)
         ],
         "settings": {
             name: _plain(getattr(values, name))
@@ -281,11 +281,11 @@ def config(ctx: click.Context, /, name: str, settings: tuple[str, ...], **caller
 
 def _pairs(settings: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for one in settings:
-        name, equals, value = one.partition("=")
+    for setting in settings:
+        name, equals, value = setting.partition("=")
         if not equals or not name.isidentifier() or name != name.lower() or name in pairs:
             why = "given twice" if name in pairs else "not SETTING=VALUE"
-            raise click.BadParameter(f"{one!r} is {why}", param_hint="SETTING=VALUE")
+            raise click.BadParameter(f"{setting!r} is {why}", param_hint="SETTING=VALUE")
         pairs[name] = _in_its_unit(name, value)
     return pairs
 

@@ -140,12 +140,12 @@ def _checked(
         advice = "check the name" if is_gone else "`ls -ld` shows who may read it"
         findings = [Finding.of_error(kind, exc, path, advice)]
     lines: dict[bool, list[str]] = {True: [], False: []}
-    for one in findings:
+    for finding in findings:
         least = Severity.WARNING if kind in (HOME, SEARCH) else Severity.ERROR
-        is_problem = one.severity in (least, Severity.ERROR)
-        text = name_home(str(one)) if kind == HOME else one.text
+        is_problem = finding.severity in (least, Severity.ERROR)
+        text = name_home(str(finding)) if kind == HOME else finding.text
         text = f"{path}: {text}" if kind == LEDGER and path not in text else text
-        advice = one.advice or (_ADVICE if is_problem else "")
+        advice = finding.advice or (_ADVICE if is_problem else "")
         lines[is_problem].append(text if kind == HOME or not advice else f"{text}; {advice}")
     return kind, note, lines[True], lines[False]
 
@@ -270,11 +270,11 @@ def doctor(ctx: click.Context, home: str | None, do_repair: bool, deep: bool, as
 def _repair(home: Home, findings: list[Finding], as_json: bool) -> None:
     from relay.doctor import repair
 
-    for one, error in repair(home, findings):
+    for finding, error in repair(home, findings):
         if as_json:
-            echo_json({"repair": one.action, "path": one.path, "error": error or None})
+            echo_json({"repair": finding.action, "path": finding.path, "error": error or None})
         else:
-            done = f"{one.action} {one.path}"
+            done = f"{finding.action} {finding.path}"
             click.echo(sanitize(f"not {done}: {error}" if error else done), err=bool(error))
 
 

@@ -104,7 +104,7 @@ def _recently_named(ctx: click.Context, what: str, incomplete: str) -> list[str]
         for _, path in sorted(files, reverse=True)[:SCANNED]:
             with contextlib.suppress(RelayError, OSError):
                 data, _ = fsio.read_regular(path, None, 4096, shared=True, narrow=False)
-                found |= {one[what].decode() for one in _NAMED_IN.finditer(data) if one[what]}
+                found |= {match[what].decode() for match in _NAMED_IN.finditer(data) if match[what]}
     return sorted(name for name in found if name.startswith(incomplete))
 
 
@@ -320,7 +320,10 @@ def echo_received(message: Received, **more: object) -> None:
             "kind": str(message.kind),
             "headers": message.headers,
             "body": message.body,
-            "attached": [{"name": one.name, "reference": one} for one in message.attachments],
+            "attached": [
+                {"name": attachment.name, "reference": attachment}
+                for attachment in message.attachments
+            ],
             **more,
         }
     )

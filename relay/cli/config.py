@@ -74,9 +74,9 @@ def known_settings() -> dict[str, Setting]:
     from relay.base.config import Config, flatten
 
     described: dict[str, Any] = {}
-    for one in _fields(inspect.type_info(Config)):
-        inner = {f"{one.name}.{field.name}": field.type for field in _fields(one.type)}
-        described |= inner or {one.name: one.type}
+    for section in _fields(inspect.type_info(Config)):
+        inner = {f"{section.name}.{field.name}": field.type for field in _fields(section.type)}
+        described |= inner or {section.name: section.type}
     found: dict[str, Setting] = {}
     for name, default in flatten(Config()).items():
         kind = described[name]
@@ -149,10 +149,10 @@ def show(ctx: click.Context, home: str | None, name: str | None, as_json: bool) 
     with open_home(ctx, home) as opened:
         values = flatten(load(opened))
     settings = known_settings()
-    wanted = [one for one in settings if name in (None, one, one.partition(".")[0])]
+    wanted = [setting for setting in settings if name in (None, setting, setting.partition(".")[0])]
     if not wanted:
         raise _no_setting(str(name), settings)
-    rows = [settings[one]._asdict() | {"value": values[one]} for one in wanted]
+    rows = [settings[setting]._asdict() | {"value": values[setting]} for setting in wanted]
     if wanted == [name] and not as_json:
         _show_one(rows[0])
         return
@@ -183,9 +183,9 @@ def _shown(value: Any) -> str | None:
 
 
 def _no_setting(name: str, settings: dict[str, Setting]) -> NotFound:
-    known = {*settings, *(one.partition(".")[0] for one in settings)}
+    known = {*settings, *(setting.partition(".")[0] for setting in settings)}
     # half of a name is enough for a suggestion: `batch_file` for limits.batch_files
-    last = {one.rpartition(".")[2]: one for one in settings}
+    last = {setting.rpartition(".")[2]: setting for setting in settings}
     meant = did_you_mean(name, known)
     if not meant and (found := did_you_mean(name, last)):
         word = found.removeprefix("did you mean ").rstrip("?")
@@ -282,7 +282,7 @@ def set_(
             raise ConfigError(str(exc), hint="nothing was changed") from exc
         fsio.write_atomic(path, data)
         taken, note = _have_taken(opened, after)
-    old, new = (_value_of(flatten(one), name) for one in (before, after))
+    old, new = (_value_of(flatten(config), name) for config in (before, after))
     if as_json:
         echo_json({"setting": name, "old": old, "new": new, "taken": taken, "note": note})
     else:
@@ -296,8 +296,8 @@ def _change(tree: dict[str, Any], name: str, text: str | None) -> None:
     """Set or remove one setting in the content of config.json."""
     setting, default = _setting_of(name), known_settings()[_setting_of(name)].default
     *sections, key = setting.split(".")
-    for one in sections:
-        tree = tree.setdefault(one, {})
+    for section in sections:
+        tree = tree.setdefault(section, {})
     if setting != name:  # an entry of an object, which is whole in the file
         tree[key] = tree = dict(tree.get(key, default))
         key = name.removeprefix(f"{setting}.")
@@ -318,9 +318,9 @@ def _setting_of(name: str) -> str:
     Errors: NotFound.
     """
     settings = known_settings()
-    for one, setting in settings.items():
-        if name == one or (name.startswith(f"{one}.") and isinstance(setting.default, dict)):
-            return one
+    for key, setting in settings.items():
+        if name == key or (name.startswith(f"{key}.") and isinstance(setting.default, dict)):
+            return key
     raise _no_setting(name, settings)
 
 

@@ -97,14 +97,14 @@ def list_(ctx: click.Context, /, name: str | None, as_json: bool, **caller: Any)
     rows = [
         {
             "agent": of,
-            "version": one.version,
-            "bytes": one.size,
-            "saved_at": one.saved_at,
-            "message_id": one.message_id,
+            "version": state.version,
+            "bytes": state.size,
+            "saved_at": state.saved_at,
+            "message_id": state.message_id,
         }
-        for one in found
+        for state in found
     ]
-    short = short_ids(one.message_id for one in found)
+    short = short_ids(state.message_id for state in found)
     print_rows(
         rows,
         ("VERSION", "BYTES", "SAVED AT", "MESSAGE"),

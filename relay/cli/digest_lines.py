@@ -56,8 +56,11 @@ def _asked(counts: Counts) -> str:
 
 def _given_up(made: Digest) -> list[Line]:
     """Name the last ones that nobody answered: what became of them is in their traces."""
-    short = short_ids(one.message_id for one in made.given_up)
-    told = [f"{one.agent} > {one.recipient} {short[one.message_id]}" for one in made.given_up]
+    short = short_ids(message.message_id for message in made.given_up)
+    told = [
+        f"{message.agent} > {message.recipient} {short[message.message_id]}"
+        for message in made.given_up
+    ]
     left = made.counts.given_up - len(told)
     told += [f"{left:,} more"] if left else []
     return [("given up", ", ".join(told))] if told else []
@@ -67,22 +70,22 @@ def _open(made: Digest) -> list[Line]:
     """Return a line for each of the longest waiting answers, the first with the numbers."""
     numbers = f"{plural(made.open_answers, 'answer')} owed, {made.unread:,} unread"
     numbers += f", {made.held:,} not delivered yet" if made.held else ""
-    short = short_ids(one.message_id for one in made.open)
+    short = short_ids(message.message_id for message in made.open)
     lines = [("open", numbers)]
-    for one in made.open:
-        late = made.until_at - one.due_at if one.due_at is not None else 0
+    for message in made.open:
+        late = made.until_at - message.due_at if message.due_at is not None else 0
         overdue = f", overdue {elapsed(late)}" if late > 0 else ""
-        age = elapsed(made.until_at - one.asked_at)
-        owed = f"{one.recipient} owes {one.agent} an answer for {age}{overdue}"
-        lines.append(("", f"{short[one.message_id]} {owed}"))
+        age = elapsed(made.until_at - message.asked_at)
+        owed = f"{message.recipient} owes {message.agent} an answer for {age}{overdue}"
+        lines.append(("", f"{short[message.message_id]} {owed}"))
     return lines
 
 
 def _slowest(made: Digest) -> str:
-    short = short_ids(one.message_id for one in made.slowest)
+    short = short_ids(message.message_id for message in made.slowest)
     slow = [
-        f"{_milliseconds(one.inbox_ms)} {one.agent} > {one.recipient} {short[one.message_id]}"
-        for one in made.slowest
+        f"{_milliseconds(row.inbox_ms)} {row.agent} > {row.recipient} {short[row.message_id]}"
+        for row in made.slowest
     ]
     return ", ".join(slow) or "no deliveries"
 
@@ -93,11 +96,11 @@ def _milliseconds(value: float) -> str:
 
 def _reasons(total: int, reasons: list[Reason]) -> str:
     told = []
-    for one in reasons[:MOST_NAMED]:
-        outcome = "" if one.outcome == REFUSED else f" {one.outcome}"  # the label says it
-        reason = sanitize(" ".join(one.reason.split()), MOST_TEXT)
-        told.append(f"{one.agent} {one.count:,}{outcome} ({reason})")
-    left = total - sum(one.count for one in reasons[:MOST_NAMED])
+    for refusal in reasons[:MOST_NAMED]:
+        outcome = "" if refusal.outcome == REFUSED else f" {refusal.outcome}"  # the label says it
+        reason = sanitize(" ".join(refusal.reason.split()), MOST_TEXT)
+        told.append(f"{refusal.agent} {refusal.count:,}{outcome} ({reason})")
+    left = total - sum(refusal.count for refusal in reasons[:MOST_NAMED])
     told += [f"{left:,} more"] if left else []
     return f"{total:,}: {', '.join(told)}" if told else "none"
 

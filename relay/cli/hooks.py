@@ -100,17 +100,19 @@ def install(
     command, folder, wait_s = relay_command(), _folder(user=user), int(ask_s or 0)
     plans = [
         (
-            one,
-            settings.installation(one, folder, command, options, user=user, mcp=mcp, ask_s=wait_s),
+            chosen,
+            settings.installation(
+                chosen, folder, command, options, user=user, mcp=mcp, ask_s=wait_s
+            ),
         )
-        for one in installed.chosen(vendor)
+        for chosen in installed.chosen(vendor)
     ]
-    for one, changes in plans:
+    for chosen, changes in plans:
         if dry_run:
-            _explain(one, wait_s)
-        _carry_out(one, changes, "installed", "has them already", dry_run=dry_run)
-        if one.advice and not dry_run:
-            click.echo(f"  {one.advice}")
+            _explain(chosen, wait_s)
+        _carry_out(chosen, changes, "installed", "has them already", dry_run=dry_run)
+        if chosen.advice and not dry_run:
+            click.echo(f"  {chosen.advice}")
 
 
 @hooks.command(epilog="\b\nExamples:\n  relay hooks remove\n  relay hooks remove claude --user")
@@ -124,9 +126,11 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
     A file that was not changed since is put back as it was, and its copy is removed.
     """
     folder = _folder(user=user)
-    plans = [(one, settings.removal(one, folder, user=user)) for one in installed.chosen(vendor)]
-    for one, changes in plans:
-        _carry_out(one, changes, "removed", "has none of ours", dry_run=dry_run)
+    plans = [
+        (chosen, settings.removal(chosen, folder, user=user)) for chosen in installed.chosen(vendor)
+    ]
+    for chosen, changes in plans:
+        _carry_out(chosen, changes, "removed", "has none of ours", dry_run=dry_run)
 
 
 @command(of=hooks, epilog="\b\nExamples:\n  relay hooks status\n  relay hooks status codex --json")
@@ -134,14 +138,14 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
 def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Show where hooks are installed, when one last fired, and what is wrong with them."""
     root = root_of(ctx, home)
-    for one in installed.hook_states(root, os.getcwd(), vendor):
+    for state in installed.hook_states(root, os.getcwd(), vendor):
         if as_json:
-            echo_json(one._asdict() | {"text": one.text})
+            echo_json(state._asdict() | {"text": state.text})
         else:
-            click.echo(f"{one.vendor:<7} {one.scope:<8} {one.text}")
-            if one.events or one.problem:
-                click.echo(f"{'':<16} {one.path}")
-            for fault in one.faults:
+            click.echo(f"{state.vendor:<7} {state.scope:<8} {state.text}")
+            if state.events or state.problem:
+                click.echo(f"{'':<16} {state.path}")
+            for fault in state.faults:
                 click.echo(sanitize(f"{'':<16} {fault}"))
 
 

@@ -199,6 +199,8 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
         about += "".join(f"  {mark}" for mark in marks if mark)
         click.echo(sanitize(f"-- {message.id}  {message.kind} from {message.sender}{about}"))
         with Home(root) as home:
-            for one in message.attachments:
-                click.echo(f"   {attachment_line(one.name, one, size_of(home, one))}")
+            for attachment in message.attachments:
+                click.echo(
+                    f"   {attachment_line(attachment.name, attachment, size_of(home, attachment))}"
+                )
         echo_body(message.body)

@@ -189,7 +189,11 @@ def history(
         threads=() if given is None else (uuid4_of(given),),
         named_threads=() if given is None else (given,),
         kinds=options["kinds"],
-        types=tuple(int(one) for one in MessageType if one.label in options["types"]),
+        types=tuple(
+            int(message_type)
+            for message_type in MessageType
+            if message_type.label in options["types"]
+        ),
         channels=tuple(name.removeprefix("#") for name in names),
         topics=(options["topic"],) if options["topic"] else (),
         priorities=options["priorities"],
@@ -398,7 +402,9 @@ def print_messages(
 
 def _short_ids(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Shorten the ids of messages and of those that they answer."""
-    return short_ids(one for row in rows for one in (row["id"], row["re"]) if one)
+    return short_ids(
+        message_id for row in rows for message_id in (row["id"], row["re"]) if message_id
+    )
 
 
 def _echo_message(
@@ -441,11 +447,11 @@ def _spans(query: Query, content: str) -> Iterable[tuple[int, int]]:
     import re2
 
     if query.regex is not None:
-        yield from (one.span() for one in re2.finditer(query.regex, content))
+        yield from (match.span() for match in re2.finditer(query.regex, content))
         return
     if not query.texts:
         yield (0, 0)
         return
     longest_first = sorted(query.texts, key=len, reverse=True)
     pattern = "|".join(map(re.escape, longest_first))
-    yield from (one.span() for one in re.finditer(pattern, content))
+    yield from (match.span() for match in re.finditer(pattern, content))

@@ -84,8 +84,8 @@ def spawn(
 def _env(given: tuple[str, ...]) -> dict[str, str]:
     """Parse --env. Errors: BadParameter, without the text, which may be secret."""
     found: dict[str, str] = {}
-    for number, one in enumerate(given, 1):
-        key, equals, value = one.partition("=")
+    for number, pair in enumerate(given, 1):
+        key, equals, value = pair.partition("=")
         if not equals:
             raise click.BadParameter(f"number {number}: expected KEY=VALUE", param_hint="--env")
         found[key] = value

@@ -252,7 +252,7 @@ def check_has_not_arrived(root: str, message_id: str) -> None:
     """Check that no recipient has a message or has read it. Errors: RelayError."""
     with Home(root) as home, contextlib.closing(_ledger(home)) as db:
         found = outcomes.read_deliveries(db, "message_id = ?", message_id)
-    texts = [text for one in found if (text := _arrival(one))]
+    texts = [text for item in found if (text := _arrival(item))]
     if texts:
         more = len(texts) - outcomes.MOST_NAMED
         named = texts[: outcomes.MOST_NAMED] + [f"{more} more have it"] * (more > 0)
@@ -292,9 +292,9 @@ def watch(home: Home, message_id: str, wait: Wait) -> Progress:
 def recorded_answer(home: Home, message_id: str) -> str:
     """The id of the answer that the ledger has; empty if it has none."""
     with contextlib.closing(_ledger(home)) as db:
-        for one in outcomes.read_deliveries(db, "message_id = ?", message_id):
-            if outcomes.has_reached(one, "answer") and one["answer_id"]:
-                return str(one["answer_id"])
+        for delivery in outcomes.read_deliveries(db, "message_id = ?", message_id):
+            if outcomes.has_reached(delivery, "answer") and delivery["answer_id"]:
+                return str(delivery["answer_id"])
     return ""
 
 
@@ -302,9 +302,14 @@ def earlier_answer(root: str, agent: str, message_id: str) -> str:
     """The answer that an agent has given for good, and its first line; empty without one."""
     with contextlib.suppress(RelayError), Home(root) as home:
         with contextlib.closing(_ledger(home)) as db:
-            for one in outcomes.read_deliveries(db, "message_id = ?", message_id):
-                if one["recipient"] == agent and one["ack_status"] in ("completed", "failed"):
-                    return ": ".join(filter(None, (one["ack_status"], one["answer_text"])))
+            for delivery in outcomes.read_deliveries(db, "message_id = ?", message_id):
+                if delivery["recipient"] == agent and delivery["ack_status"] in (
+                    "completed",
+                    "failed",
+                ):
+                    return ": ".join(
+                        filter(None, (delivery["ack_status"], delivery["answer_text"]))
+                    )
     return ""
 
 

@@ -63,9 +63,9 @@ def show(ctx: click.Context, home: str | None, message_id: str, raw: bool, as_js
     if raw:
         sys.stdout.buffer.write(find_file(root, message_id).data)
         return
-    one = read_message(root, message_id)
+    message = read_message(root, message_id)
     with Home(root) as opened:
-        facts = message_facts(opened, one)
+        facts = message_facts(opened, message)
     if as_json:
         echo_json(facts)
     else:
@@ -95,10 +95,10 @@ def _echo(facts: dict[str, Any]) -> None:
         click.echo()
         _echo_line(f"{answer['from']} answered, {answer['id']}:")
         _echo_text(answer["body"] or "(its file is gone)")
-    for one in facts["about"]:
+    for message in facts["about"]:
         click.echo()
-        _echo_line(f"{one['from']} sent a {one['kind']} about it, {one['id']}:")
-        _echo_text(one["body"])
+        _echo_line(f"{message['from']} sent a {message['kind']} about it, {message['id']}:")
+        _echo_text(message["body"])
 
 
 def _echo_line(text: str) -> None:
@@ -164,11 +164,11 @@ def get(
             file.write(data)
 
 
-def _choose(one: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:
+def _choose(message: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:
     """The attachment that is named, the only one, or all. Errors: NotFound."""
-    found = attachments_of(one.file.headers, one.file.attachments)
+    found = attachments_of(message.file.headers, message.file.attachments)
     if not found:
-        raise NotFound(f"message {one.id} has no attachment")
+        raise NotFound(f"message {message.id} has no attachment")
     if not which and (may_be_all or len(found) == 1):
         return found
     by_word = {str(number): each for number, each in enumerate(found, 1)}
@@ -178,8 +178,8 @@ def _choose(one: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attach
     named = ", ".join(f"{number} {each.name}" for number, each in enumerate(found, 1))
     expected = f"expected the name or number of one, got {which!r}" if which else "which one?"
     raise NotFound(
-        f"message {one.id} has {plural(len(found), 'attachment')}, {named}: {expected}",
-        hint=f"`relay attachment get {one.id} 1` gets the first, `-o DIRECTORY/` writes all",
+        f"message {message.id} has {plural(len(found), 'attachment')}, {named}: {expected}",
+        hint=f"`relay attachment get {message.id} 1` gets the first, `-o DIRECTORY/` writes all",
     )
 
 
@@ -206,8 +206,8 @@ def trace(ctx: click.Context, home: str | None, message_id: str, as_json: bool) 
 
 
 def _echo_steps(facts: dict[str, Any]) -> None:
-    known = [one["answer"] for one in facts["deliveries"] if one["answer"]]
-    before = [one["detail"] for one in facts["hops"] if one["what"] == "answered"]
+    known = [delivery["answer"] for delivery in facts["deliveries"] if delivery["answer"]]
+    before = [hop["detail"] for hop in facts["hops"] if hop["what"] == "answered"]
     answers = short_ids([*known, *(_ANSWER.findall(text)[-1] for text in before)])
 
     def shown(text: str) -> str:
@@ -225,11 +225,11 @@ def _echo_steps(facts: dict[str, Any]) -> None:
         about = f"a file of {facts['from']}"
     click.echo(f"  {sanitize(about)}: {colour_by_word(shown(facts['outcome']))}")
     day = ""
-    for one in facts["hops"]:
-        if one["at"] and day != day_of(one["at"]):
-            day = day_of(one["at"])
+    for hop in facts["hops"]:
+        if hop["at"] and day != day_of(hop["at"]):
+            day = day_of(hop["at"])
             click.echo(f"  {day}")
-        echo(clock_of(one["at"]) if one["at"] else "unknown", describe_hop(one, facts))
+        echo(clock_of(hop["at"]) if hop["at"] else "unknown", describe_hop(hop, facts))
     for text in not_yet(facts["deliveries"], facts.get("kind") in ("command", "query")):
         echo("not yet", text)
     if not facts["deliveries"] and facts["status"] in ("completed", "archived"):

@@ -183,23 +183,23 @@ def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
     now = time.time_ns()
     alerts, states = find_alerts(home, db, now), agent_states(home, now)
 
-    def note(one: sqlite3.Row) -> str | None:
-        name = one["name"]
+    def note(row: sqlite3.Row) -> str | None:
+        name = row["name"]
         state = states[name].text(0, now) if name in states else None  # OWES says what it owes
-        text = alerts.get(name, AgentAlert()).text(now, one["note"])
+        text = alerts.get(name, AgentAlert()).text(now, row["note"])
         return "; ".join(filter(None, (state, text))) or None
 
     rows = [
         AgentLine(
-            one["name"],
-            one["status"],
-            _waiting(home, one["name"]),
-            in_inboxes.get(one["name"]),
-            None if status is None else owed.get(one["name"], 0),
-            one["last_seen_at"],
-            note(one),
+            agent["name"],
+            agent["status"],
+            _waiting(home, agent["name"]),
+            in_inboxes.get(agent["name"]),
+            None if status is None else owed.get(agent["name"], 0),
+            agent["last_seen_at"],
+            note(agent),
         )
-        for one in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
+        for agent in db.execute("SELECT name, status, last_seen_at, note FROM agents ORDER BY name")
     ]
     rows.sort(key=lambda row: (-(row.outbox or 0), -(row.unread or 0), row.name))
     why = "" if status is not None else _silence(home, is_silent=answer.is_silent)

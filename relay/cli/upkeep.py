@@ -97,12 +97,12 @@ def _facts(manifest: BackupManifest) -> dict[str, object]:
         "at": manifest.at,
         "home_id": manifest.home_id,
         "files": len(manifest.files),
-        "bytes": sum(one.size for one in manifest.files),
+        "bytes": sum(file.size for file in manifest.files),
     }
 
 
 def _sizes(manifest: BackupManifest) -> str:
-    size = sum(one.size for one in manifest.files)
+    size = sum(file.size for file in manifest.files)
     return f"{plural(len(manifest.files), 'file')}, {size / MIB:.1f} MiB"
 
 

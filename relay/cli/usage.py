@@ -47,8 +47,8 @@ def help(ctx: click.Context, words: tuple[str, ...], is_all: bool) -> None:
         _, command, _ = context.command.resolve_command(context, [word])
         assert command is not None
         context = click.Context(command, info_name=word, parent=context)
-    for number, one in enumerate(_with_all_below(context) if is_all else [context]):
-        click.echo("\n\n" * (number > 0) + one.get_help())
+    for number, shown in enumerate(_with_all_below(context) if is_all else [context]):
+        click.echo("\n\n" * (number > 0) + shown.get_help())
     if is_all:
         codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
         click.echo(f"\n\nExit codes of all commands:\n{codes}")

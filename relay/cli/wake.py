@@ -167,7 +167,9 @@ class Trial:
     def unread(self) -> int:
         """The number of test messages that are still in the inbox."""
         inbox = os.path.join(self.home.root, "agents", self.agent, "inbox")
-        return sum(os.path.exists(os.path.join(inbox, one + MSG_SUFFIX)) for one in self.sent)
+        return sum(
+            os.path.exists(os.path.join(inbox, message_id + MSG_SUFFIX)) for message_id in self.sent
+        )
 
     def end(self) -> None:
         """Let the bell use every rung again."""
@@ -249,10 +251,10 @@ class Trial:
         """The session that was shown the message, and what it keeps of it."""
         from relay.reach.session import load_sessions
 
-        for one in load_sessions(self.home.root):
-            offer = one.offered.get(self.message_id, {})
-            if one.agent == self.agent and offer.get("printed"):
-                return one.key, offer
+        for session in load_sessions(self.home.root):
+            offer = session.offered.get(self.message_id, {})
+            if session.agent == self.agent and offer.get("printed"):
+                return session.key, offer
         return "", {}
 
     def _last_ring(self, rung: str, began: int) -> dict[str, Any]:
@@ -260,7 +262,7 @@ class Trial:
         if self._is_ringing:
             self.memory = _bell_of(self.home, self.agent)[1]
         rings: list[dict[str, Any]] = [*self.memory.rings, self.memory.begun]
-        found = [one for one in rings if one.get("rung") == rung and one["at"] >= began]
+        found = [ring for ring in rings if ring.get("rung") == rung and ring["at"] >= began]
         return found[-1] if found else {}
 
     def _lack(self, rung: str, steps: dict[str, float]) -> str:
@@ -290,8 +292,8 @@ def _bell_of(home: Home, agent: str) -> tuple[Bell, Memory]:
     from relay.reach.ringing import Bell, Memory
     from relay.reach.session import load_sessions, side_file
 
-    live = [one for one in load_sessions(home.root) if one.agent == agent]
-    session = max(live, key=lambda one: (one.is_live, one.bound_at), default=None)
+    live = [session for session in load_sessions(home.root) if session.agent == agent]
+    session = max(live, key=lambda candidate: (candidate.is_live, candidate.bound_at), default=None)
     bell = Bell(home.root, agent, session)
     if session is not None and is_ringing(home.root, session):
         memory = Memory.load(side_file(home.root, session, ".bell"))
@@ -308,8 +310,8 @@ def _status(home: Home, agent: str) -> dict[str, Any]:
     session = bell.session if bell.session is not None and bell.session.is_live else None
     rings = last_rings(home, agent)
     if not rings:  # no relay has taken the reports yet
-        rings = [_ring_row(one) for one in reversed(memory.rings)]
-    worked = next((one for one in rings if one["result"].startswith("rang")), None)
+        rings = [_ring_row(ring) for ring in reversed(memory.rings)]
+    worked = next((ring for ring in rings if ring["result"].startswith("rang")), None)
     unanswered = ""
     if worked and session and session.seen_at < worked["at"]:
         silence = _silence(worked["rung"], session)
@@ -331,7 +333,7 @@ def _silence(rung: str, session: Session | None) -> str:
     """Possible reasons when a rung has rung, and no hook ran since."""
     from relay.reach.rungs import RUNGS
 
-    text = next((one.silence for one in RUNGS if one.name == rung), "")
+    text = next((other.silence for other in RUNGS if other.name == rung), "")
     return text.format(session.session_id if session else "ID")
 
 

@@ -54,10 +54,10 @@ def watch(
                 elif not path and most:
                     said = f"no session of {name} has a transcript; its messages are shown"
                     click.echo(f"relay: {said}", err=True)
-            found = [one for one in cursor.read() if is_of(one, name)]
-            found = [one for one in found if one["event"] not in INTERMEDIATE]
+            found = [event for event in cursor.read() if is_of(event, name)]
+            found = [event for event in found if event["event"] not in INTERMEDIATE]
             found += _steps(transcript, name)
-            found.sort(key=lambda one: int(one["at_ns"]))
+            found.sort(key=lambda event: int(event["at_ns"]))
             for event in found[-most:]:
                 event.pop("path", None)
                 if as_json:

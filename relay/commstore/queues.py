@@ -144,15 +144,15 @@ class Queues:
         Both are in the same flush: after a crash in between, the answer would be expected again.
         """
         with self._writer.single_flush(channel_id):
-            senders = [one.sender for one in originals]
+            senders = [message.sender for message in originals]
             answer = self._accept(channel_id, sender, new, senders)
             self._enqueue_new(answer)
             is_response = answer.message_type is MessageType.RESPONSE
             metadata = answer.metadata or {}
             said = "completed" if is_response else str(metadata.get("ack_status", "received"))
-            for one in originals:
-                ends = rules.ends_obligation(one, said, is_response)
-                self._engine.deliveries.record_answer(one, sender, said, ends=ends)
+            for message in originals:
+                ends = rules.ends_obligation(message, said, is_response)
+                self._engine.deliveries.record_answer(message, sender, said, ends=ends)
                 self.resume()
         self._writer.flush_if_immediate(channel_id)
         return read_only_copy(self._state.messages[answer.id])
@@ -313,8 +313,8 @@ class Queues:
         members = self._state.members[message.channel_id]
         waiting = [
             recipient
-            for recipient, one in self._state.deliveries[message.id].items()
-            if one.state is DeliveryState.SENT
+            for recipient, delivery in self._state.deliveries[message.id].items()
+            if delivery.state is DeliveryState.SENT
         ]
         gone = [recipient for recipient in waiting if recipient not in members]
         if gone and self._state.channels[message.channel_id].name != SYSTEM:
@@ -336,7 +336,7 @@ class Queues:
             message = self._state.messages.get(number)
             if message is None or number in held:
                 continue
-            if any(one.state is DeliveryState.SENT for one in deliveries.values()):
+            if any(delivery.state is DeliveryState.SENT for delivery in deliveries.values()):
                 self._enqueue(message)
         self.resume()
 
@@ -357,9 +357,9 @@ class Queues:
 
     def deliver_replay(self, message_id: int) -> None:
         """Make the first attempt of a dead letter's replay."""
-        for recipient, one in self._state.deliveries.get(message_id, {}).items():
-            if rules.is_replayed(one):
-                self._engine.deliveries.deliver(message_id, [recipient], one.attempt + 1)
+        for recipient, delivery in self._state.deliveries.get(message_id, {}).items():
+            if rules.is_replayed(delivery):
+                self._engine.deliveries.deliver(message_id, [recipient], delivery.attempt + 1)
 
     def tick(self, now_ns: int | None) -> list[Redelivery]:
         """Do what is due. Arguments and errors: as ``CommStore.tick``."""
@@ -378,16 +378,18 @@ class Queues:
     def _repeat(self, found: list[OverdueDelivery], now_ns: int) -> list[Redelivery]:
         again: list[Redelivery] = []
         dead: dict[tuple[int, str], list[str]] = {}
-        for one in found:
-            number = one.message.id
-            if one.decision is RetryDecision.RETRY:
-                self._engine.deliveries.deliver(number, [one.recipient], one.attempt, now_ns)
+        for overdue in found:
+            number = overdue.message.id
+            if overdue.decision is RetryDecision.RETRY:
+                self._engine.deliveries.deliver(
+                    number, [overdue.recipient], overdue.attempt, now_ns
+                )
                 message = read_only_copy(self._state.messages[number])
-                again.append(Redelivery(message, one.recipient, one.attempt))
-            elif one.decision is RetryDecision.EXPIRED:
-                self._end(number, [one.recipient], DeliveryState.EXPIRED)
+                again.append(Redelivery(message, overdue.recipient, overdue.attempt))
+            elif overdue.decision is RetryDecision.EXPIRED:
+                self._end(number, [overdue.recipient], DeliveryState.EXPIRED)
             else:
-                dead.setdefault((number, one.reason), []).append(one.recipient)
+                dead.setdefault((number, overdue.reason), []).append(overdue.recipient)
         for (number, reason), recipients in dead.items():
             message = self._state.messages[number]
             self._engine.retries.dead_letter(number, recipients, reason)

@@ -244,7 +244,7 @@ class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Between two requests, every ``POLL_S`` at least."""
         overdue = time.monotonic() - REQUEST_TIMEOUT_S
         with self._lock:
-            for request in [one for one, since in self._since.items() if since < overdue]:
+            for request in [request for request, since in self._since.items() if since < overdue]:
                 self._cut(request)
 
     def shutdown_request(self, request: Any) -> None:

@@ -144,9 +144,9 @@ def check_history(path: str, store: Engine, journal: str, key: bytes | None) -> 
         db.executescript(schema_sql())
         _rebuild(Ledger(db, ""), store, journal, key)
         db.execute("ATTACH ? AS live", (ledger_file.readonly_uri(path),))
-        present = {one.relay_id for one in store.state.messages.values()}
+        present = {message.relay_id for message in store.state.messages.values()}
         differ = (_differences(row, present) for row in db.execute(_DIFFERENCES))
-        yield from islice((one for one in differ if one is not None), SHOWN_ROWS)
+        yield from islice((text for text in differ if text is not None), SHOWN_ROWS)
         for table, message_id, recipient in islice(db.execute(_LACKING), SHOWN_ROWS):
             about = f"{message_id} of {recipient}" if recipient else message_id
             found = f"{about}: {table} has no such row as the journal"
@@ -214,8 +214,8 @@ def unstaged(store: Engine, among: Iterable[int] | None = None) -> Iterator[tupl
     """
     known = store.state.deliveries
     for number in known if among is None else among:
-        for recipient, one in known.get(number, {}).items():
-            if one.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
+        for recipient, delivery in known.get(number, {}).items():
+            if delivery.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
                 message = store.messages.get(number)
                 if message is not None and message.relay_id is not None:
                     yield message.relay_id, recipient
@@ -228,12 +228,12 @@ def unmatched_obligations(
 
     With their message; None if that is not live any more.
     """
-    for one in owed:
-        message = store.messages.find_by_relay_id(one[0])
+    for facts in owed:
+        message = store.messages.find_by_relay_id(facts[0])
         if message is None or message.id not in store.state.messages:
-            yield one, None
-        elif one[1] not in store.state.owed.get(message.id, {}):
-            yield one, message
+            yield facts, None
+        elif facts[1] not in store.state.owed.get(message.id, {}):
+            yield facts, message
 
 
 def relay_ids(store: Engine, projection: Projection) -> dict[int, str]:
@@ -243,13 +243,15 @@ def relay_ids(store: Engine, projection: Projection) -> dict[int, str]:
     an archive.
     """
     numbers = {key[0] for key in (*projection.delivery_facts, *projection.obligation_facts)}
-    found = {one: projection.relay_ids[one] for one in numbers & projection.relay_ids.keys()}
-    kept = {one: store.messages.find_kept(one) for one in numbers - found.keys()}
-    found |= {one: m.relay_id for one, m in kept.items() if m is not None and m.relay_id}
-    unknown = {one for one, message in kept.items() if message is None}
+    found = {
+        number: projection.relay_ids[number] for number in numbers & projection.relay_ids.keys()
+    }
+    kept = {number: store.messages.find_kept(number) for number in numbers - found.keys()}
+    found |= {number: m.relay_id for number, m in kept.items() if m is not None and m.relay_id}
+    unknown = {number for number, message in kept.items() if message is None}
     files = store.archives.files
     for note in store.state.archives if unknown else ():
-        if files is not None and any(note.first_id <= one <= note.last_id for one in unknown):
+        if files is not None and any(note.first_id <= number <= note.last_id for number in unknown):
             with contextlib.suppress(OSError, FormatError):  # damaged: the doctor says it
                 for message, _ in files.all_of(note):
                     if message.id in unknown and message.relay_id is not None:
@@ -262,7 +264,9 @@ def is_behind(folder: str, position: int, key: bytes | None) -> bool:
     codec = EventCodec(key)
     try:
         records = JournalReader(folder).read(position)
-        return any(codec.decode(one.payload, one.offset).event is not None for one in records)
+        return any(
+            codec.decode(record.payload, record.offset).event is not None for record in records
+        )
     except (RelayError, OSError):
         return True
 

@@ -321,7 +321,7 @@ def _segments(home: Home) -> list[object]:
     if not os.path.isdir(folder):
         return []
     entries = read_manifest(folder, lambda _: None).catalog.entries.values()
-    found: list[object] = [(one.segment_id, one.sealed, one.residency) for one in entries]
+    found: list[object] = [(entry.segment_id, entry.sealed, entry.residency) for entry in entries]
     with contextlib.suppress(FileNotFoundError):
         found += sorted(os.listdir(os.path.join(folder, "snapshot")))
     return found
@@ -330,7 +330,7 @@ def _segments(home: Home) -> list[object]:
 def _file_filter(store: Engine, projection: Projection, ledger: str) -> Callable[[str], bool]:
     """A predicate for archive files: true if the copy knows the message."""
     rows: set[str] = set(projection.rows)
-    rows |= {one.origin.path.rpartition("/")[2] for one, _ in projection.rejections}
+    rows |= {event.origin.path.rpartition("/")[2] for event, _ in projection.rejections}
     if os.path.exists(ledger):
         with contextlib.closing(ledger_file.connect_readonly(ledger)) as db:
             rows |= {row[0] for row in db.execute("SELECT message_id FROM messages")}
@@ -387,7 +387,7 @@ class _InboxCopy:
         ).st_mtime_ns  # taken first, so that later changes are noticed
         for name in sorted(os.listdir(descriptor)):
             is_known = any(
-                name in self._copy.names.get(self._path(one), ()) for one in INBOX_FOLDERS
+                name in self._copy.names.get(self._path(folder), ()) for folder in INBOX_FOLDERS
             )
             if name in (PENDING, READ) or not (is_known or self._has(name)):
                 continue

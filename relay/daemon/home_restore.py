@@ -137,20 +137,20 @@ def _swap_homes(temp: str, root: str) -> str:
     return aside
 
 
-def _exchange(one: str, other: str) -> None:
+def _exchange(first: str, second: str) -> None:
     """Exchange two names atomically; neither is ever missing.
 
     Errors: OSError; ENOSYS, EINVAL if the system or the file system does not support it.
     """
-    fsio.fault("rename", other)
+    fsio.fault("rename", second)
     library = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
+    names = os.fsencode(first), os.fsencode(second)
     if (swap := getattr(library, "renamex_np", None)) is not None:  # macOS
         failed = swap(*names, _SWAP)
     elif (swap := getattr(library, "renameat2", None)) is not None:
         failed = swap(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _SWAP)
     else:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), other)
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), second)
     if failed:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), one, None, other)
+        raise OSError(number, os.strerror(number), first, None, second)

@@ -63,8 +63,8 @@ class InboxRepair:
         staged = [
             (number, recipient)
             for number in open_ones
-            for recipient, one in known.get(number, {}).items()
-            if one.state is DeliveryState.STAGED
+            for recipient, delivery in known.get(number, {}).items()
+            if delivery.state is DeliveryState.STAGED
         ]
         reads = self._reads_of(staged) if self._power_cut else {}
         for message, relay_id, recipient, attempt in self._found(staged):
@@ -86,9 +86,9 @@ class InboxRepair:
         recent = [
             (number, recipient)
             for number, recipient in sorted(written)
-            if (one := known.get(number, {}).get(recipient)) is not None
+            if (delivery := known.get(number, {}).get(recipient)) is not None
             and recipient != ORCHESTRATOR
-            and one.state is DeliveryState.DELIVERED
+            and delivery.state is DeliveryState.DELIVERED
         ]
         return sum(
             not self._restore(message, recipient, attempt)
@@ -100,8 +100,8 @@ class InboxRepair:
         delivered = [
             (number, recipient)
             for number, known in self._store.state.deliveries.items()
-            for recipient, one in known.items()
-            if one.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
+            for recipient, delivery in known.items()
+            if delivery.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
         ]
         for first in range(0, len(delivered), ROWS):
             for (number, recipient), row in self._reads_of(delivered[first : first + ROWS]).items():
@@ -185,13 +185,22 @@ class InboxRepair:
     def _remove_stray(self, agent: str, name: str) -> int:
         message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
         known = self._store.state.deliveries.get(message.id, {}) if message else {}
-        one = known.get(agent)
-        if one is not None and one.state is DeliveryState.STAGED:
+        delivery = known.get(agent)
+        if delivery is not None and delivery.state is DeliveryState.STAGED:
             return 0  # its inbox is out of reach for now
-        if one is not None and one.state is DeliveryState.ACKNOWLEDGED and not self._power_cut:
+        if (
+            delivery is not None
+            and delivery.state is DeliveryState.ACKNOWLEDGED
+            and not self._power_cut
+        ):
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0
-        if message and one and one.queued and self._was_set_aside(message, agent, one.attempt):
+        if (
+            message
+            and delivery
+            and delivery.queued
+            and self._was_set_aside(message, agent, delivery.attempt)
+        ):
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))

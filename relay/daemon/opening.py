@@ -461,6 +461,6 @@ def _warn_of_rebuild(path: str, fault: FormatError | None, warn: Warn) -> None:
     if fault is None:
         warn(f"{path} is missing: the store is rebuilt from the journal")
         return
-    aside = [store_file.set_aside(one) for one in (path, path + PREVIOUS)]
+    aside = [store_file.set_aside(name) for name in (path, path + PREVIOUS)]
     names = ", ".join(name for name in aside if name)
     warn(f"{fault}; the store is rebuilt from the journal, the damaged file is now {names}")

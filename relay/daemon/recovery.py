@@ -314,7 +314,9 @@ def _resolve_rows(
         ledger.fail(decisions.disappeared, now)
         ledger.claim(decisions.completed)
         ledger.complete(decisions.completed, now)
-        ledger.archive(decisions.archived + [(one, None) for one in decisions.own], now)
+        ledger.archive(
+            decisions.archived + [(message_id, None) for message_id in decisions.own], now
+        )
     return decisions.requeued
 
 
@@ -344,7 +346,7 @@ def _restore_originals(
 ) -> None:
     """Put originals of accepted messages back that a power cut emptied, removed or moved."""
     slices = (recent[first : first + ROWS] for first in range(0, len(recent), ROWS))
-    for row in (row for one in slices for row in ledger.rows(one).values()):
+    for row in (row for ids in slices for row in ledger.rows(ids).values()):
         stored = store.messages.find_by_relay_id(row.message_id)
         if row.agent_name != ORCHESTRATOR and row.status != "failed" and stored is not None:
             try:

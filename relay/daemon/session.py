@@ -286,7 +286,7 @@ class Session:
 
     def _answer_jobs(self) -> None:
         answers, answer = self.housekeeper.answers, self.dispatcher.notifier.answer
-        self.housekeeper.answers = [one for one in answers if not answer(*one)]
+        self.housekeeper.answers = [reply for reply in answers if not answer(*reply)]
 
     def _poll_tiers(self) -> int:
         done = self._tier_worker.poll(start=not self.is_ending)
@@ -303,8 +303,8 @@ def _open_ledger(
 ) -> Ledger:
     """Secure the home, open the ledger, and record files that others could access."""
     incidents = directory_guard.secure(home)
-    for one in incidents:
-        log(one.detail, action=str(one.kind), file=one.path, level="warning")
+    for incident in incidents:
+        log(incident.detail, action=str(incident.kind), file=incident.path, level="warning")
     path = home.path(LEDGER)
     was_closed = not wal.wal_bytes(path)  # else the last writer was killed
     ledger = Ledger.open(path, busy_timeout_ms=config.ledger.busy_timeout_ms)

@@ -182,25 +182,25 @@ class StoreWriter:
         self, messages: Iterable[SystemMessage], stored: Message | None
     ) -> list[OutgoingFile]:
         """The files of messages of the relay's own, of those that somebody gets."""
-        files = (self._own_file(one, stored) for one in messages)
-        return [one for one in files if one is not None]
+        files = (self._own_file(message, stored) for message in messages)
+        return [file for file in files if file is not None]
 
-    def _own_file(self, one: SystemMessage, stored: Message | None) -> OutgoingFile | None:
+    def _own_file(self, own: SystemMessage, stored: Message | None) -> OutgoingFile | None:
         """The file of a message of the relay's own; None if the store has it, for no recipient.
 
         Its time is when it was first stored, possibly a day after the event it describes.
         """
-        message_id, message = one.message_id, one.message
-        kept, recipients = self._store.messages.find_by_relay_id(message_id), one.recipients
+        message_id, message = own.message_id, own.message
+        kept, recipients = self._store.messages.find_by_relay_id(message_id), own.recipients
         draft: Draft | None = None
         if kept is None:
             is_answer = (
-                one.is_answer and stored is not None and self._store.messages.expects_ack(stored)
+                own.is_answer and stored is not None and self._store.messages.expects_ack(stored)
             )
-            at = max(one.at_ns, self._clock.now_ns())
-            draft = _own_draft(one, at, stored if is_answer else None)
+            at = max(own.at_ns, self._clock.now_ns())
+            draft = _own_draft(own, at, stored if is_answer else None)
         else:
-            at = int((kept.metadata or {}).get("created_ns") or one.at_ns)
+            at = int((kept.metadata or {}).get("created_ns") or own.at_ns)
             message = message._replace(body=kept.content)
             known = self._store.messages.recipients(kept.id)
             recipients = tuple([name for name in recipients if name in known])
@@ -276,10 +276,10 @@ def _reply_of(subject: Subject, given: ControlReply) -> tuple[SystemMessage, ...
     return (reply(subject, Kind.ACK if given.ok else Kind.NACK, text, given.attached),)
 
 
-def _own_draft(one: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
+def _own_draft(own: SystemMessage, at_ns: int, answered: Message | None) -> Draft:
     """A message of the relay's own as the engine gets it; an acknowledgment if one is expected."""
-    message = one.message
-    new = router.new_message(message, one.message_id, at_ns, None)
+    message = own.message
+    new = router.new_message(message, own.message_id, at_ns, None)
     metadata = {**(new.metadata or {}), "kind": str(message.kind)}
     new = replace(new, metadata=metadata)
     if message.kind not in NOTICES:

@@ -62,7 +62,9 @@ def recorded_cancellation(message_id: str, sender: str, store: Engine) -> Effect
     asked = Cancellation(message.id, message_id, sender)
     states = store.deliveries.of(message.id).items()
     return Effects(
-        cancelled=asked.ended([name for name, one in states if one.state is DeliveryState.EXPIRED])
+        cancelled=asked.ended(
+            [name for name, delivery in states if delivery.state is DeliveryState.EXPIRED]
+        )
     )
 
 
@@ -83,11 +85,11 @@ class Canceller:
         cancelled: list[str] = []
         kept: list[str] = []
         with self._home.dirs() as dirs:
-            for name, one in sorted(self._store.state.deliveries.get(number, {}).items()):
-                reason = _reason_to_keep(name, one, rows.get(name))
+            for name, delivery in sorted(self._store.state.deliveries.get(number, {}).items()):
+                reason = _reason_to_keep(name, delivery, rows.get(name))
                 if not reason and self._ledger.offers.is_open(message_id, name):
                     reason = f"a session of {name} is being shown it"
-                if not reason and one.queued:
+                if not reason and delivery.queued:
                     reason = self._take_back(dirs, message_id, name)
                 (kept if reason else cancelled).append(reason or name)
         state, why = DeliveryState.EXPIRED, asked.reason
@@ -117,16 +119,16 @@ class Canceller:
         self.set_aside.clear()
 
 
-def _reason_to_keep(recipient: str, one: Delivery, row: DeliveryRow | None) -> str:
+def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryRow | None) -> str:
     """The reason why a delivery cannot be cancelled; empty if its file may be unread."""
     if recipient == ORCHESTRATOR:
         return "the relay has carried it out"
-    if one.state is DeliveryState.ACKNOWLEDGED:
+    if delivery.state is DeliveryState.ACKNOWLEDGED:
         return f"{recipient} has acknowledged it"
-    if one.state > DeliveryState.ACKNOWLEDGED:
+    if delivery.state > DeliveryState.ACKNOWLEDGED:
         return f"{recipient} did not get it" + (f": {row.last_error}" if row else "")
-    waits_read = one.state is DeliveryState.WAITING and not one.queued
+    waits_read = delivery.state is DeliveryState.WAITING and not delivery.queued
     was_read = row is not None and row.read_how is not None
-    if one.state is DeliveryState.RECEIVED or waits_read or was_read:
+    if delivery.state is DeliveryState.RECEIVED or waits_read or was_read:
         return f"{recipient} has read it"
     return ""

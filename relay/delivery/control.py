@@ -96,7 +96,7 @@ class Orchestrator:
             return ()
         unread = self._ledger.deliveries.unread_senders(change.name)
         plans = notices_of_end(change, at_ns, unread, self._roster.agents)
-        return tuple(one for plan in plans for one in plan.messages)
+        return tuple(message for plan in plans for message in plan.messages)
 
     def _exists(self, change: StatusChange) -> bool:
         """True if the status may change; an agent without a mailbox may be retired.
@@ -166,7 +166,7 @@ def _change_channel(
         store.channels.create(name, ChannelType.GROUP, sender)
         return f"created the group {name}, its owner is {sender}"
     action = f"channel.{kind}"
-    given = {one: fields[one] for one in FIELDS.get(kind, ()) if fields.get(one)}
+    given = {field: fields[field] for field in FIELDS.get(kind, ()) if fields.get(field)}
     done = {"ACTION": action, **given, "CHANNEL": name}
     if is_new and kind is Kind.SUBSCRIBE and "PATTERN" in given:
         # What is refused must not leave an empty channel behind.

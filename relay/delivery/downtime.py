@@ -102,11 +102,11 @@ def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[Obliga
             relay_id,
             recipient,
             "open",
-            one.due_ms * NS_PER_MS or None,
-            one.reminders,
-            one.said or None,
+            obligation.due_ms * NS_PER_MS or None,
+            obligation.reminders,
+            obligation.said or None,
         )
-        for recipient, one in owed.items()
+        for recipient, obligation in owed.items()
     ]
 
 

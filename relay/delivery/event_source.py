@@ -89,7 +89,7 @@ class EventSource:
         if wake.agents_changed or scan or recheck:
             appeared = self._refresh_agents(complete=scan or recheck)
             self._empty = {
-                one: self._empty[one] for one in self._empty.keys() & self._roster.agents
+                agent: self._empty[agent] for agent in self._empty.keys() & self._roster.agents
             }
         for touched in wake.touched:
             if touched.agent not in self._roster.agents:
@@ -106,11 +106,11 @@ class EventSource:
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
-            later = [one for one in self._unscanned if one in self._roster.agents]
+            later = [agent for agent in self._unscanned if agent in self._roster.agents]
             self._unscanned = sorted(self._roster.agents.difference(later), reverse=True) + later
             appeared = []  # they are among these
         if self._unscanned:
-            self._scan_next({one.agent for one in wake.touched}, appeared)
+            self._scan_next({hint.agent for hint in wake.touched}, appeared)
         elif self._roster.unwatched and now >= self._next_poll_ns:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
@@ -155,10 +155,18 @@ class EventSource:
         with self._home.dirs() as dirs:
             comebacks, endings = self._statuses.check(dirs, names)
         self._statuses.terminate(
-            [one for one in endings if notifier.tell_of_end(one.change, one.silent_since)]
+            [
+                ending
+                for ending in endings
+                if notifier.tell_of_end(ending.change, ending.silent_since)
+            ]
         )
         self._statuses.reactivate(
-            [one for one in comebacks if notifier.send_resume_message(one.name, one.key)]
+            [
+                comeback
+                for comeback in comebacks
+                if notifier.send_resume_message(comeback.name, comeback.key)
+            ]
         )
 
     def _scan_next(self, senders: set[str], appeared: list[str]) -> None:
@@ -240,9 +248,9 @@ class EventSource:
         """Incidents for messages in an inbox that were not delivered by the relay."""
         fresh = others - self._known_strays.get(agent, set())
         self._known_strays[agent] = others
-        ids = {one for one in fresh if message_id_of(one + MSG_SUFFIX) is not None}
+        ids = {name for name in fresh if message_id_of(name + MSG_SUFFIX) is not None}
         strays = sorted(self._ledger.deliveries.undelivered(agent, ids)) if ids else []
-        strays = [one for one in strays if not self._was_sent(one, agent)]
+        strays = [stray for stray in strays if not self._was_sent(stray, agent)]
         if not strays:
             return []
         path = f"agents/{agent}/inbox/{strays[0]}{MSG_SUFFIX}"
@@ -279,11 +287,15 @@ class EventSource:
 
     def _record_incidents(self, found: list[Incident], *, again: bool = False) -> None:
         """Log and record incidents, once while they last; ``again``: they may predate a restart."""
-        repaired = [one for one in found if one.kind is IncidentKind.MODE_REPAIRED]
-        fresh = repaired + self._told.fresh([one for one in found if one not in repaired])
+        repaired = [incident for incident in found if incident.kind is IncidentKind.MODE_REPAIRED]
+        fresh = repaired + self._told.fresh(
+            [incident for incident in found if incident not in repaired]
+        )
         if not fresh:
             return
         with self._ledger.transaction():
             self._ledger.agents.add_incidents(fresh, self._clock.now_ns(), again=again)
-        for one in fresh:
-            self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
+        for incident in fresh:
+            self._log(
+                incident.detail, action=str(incident.kind), level="warning", agent=incident.agent
+            )

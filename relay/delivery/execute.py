@@ -74,7 +74,7 @@ class ExecutionResult(NamedTuple):
 
     def is_done(self, plan: Plan) -> bool:
         """True unless the plan was postponed."""
-        return all(one.plan is not plan for one in self.postponed)
+        return all(postponed.plan is not plan for postponed in self.postponed)
 
 
 class PlanExecutor:
@@ -124,7 +124,7 @@ class PlanExecutor:
                 self._metrics.begin("plan")
                 batch, deliveries = [], 0
             try:
-                one = self._store_writer.apply(plan)
+                applied = self._store_writer.apply(plan)
             except (*TRANSIENT_ERRORS, CommError) as exc:
                 result.postponed.append(_postponed(plan, exc))
                 continue
@@ -132,11 +132,11 @@ class PlanExecutor:
                 if plan.inbound is not None:  # else it would end the next session, too
                     self._ledger_writer.fail(plan.message_id, Refusal(RefusalCode.FAULT, str(exc)))
                 raise
-            batch.append(one)
-            for file in one.files:
+            batch.append(applied)
+            for file in applied.files:
                 deliveries += len(file.recipients)
-            if one.effects.job is not None:
-                result.jobs.append((plan.subject, one.effects.job))
+            if applied.effects.job is not None:
+                result.jobs.append((plan.subject, applied.effects.job))
         if batch:
             self._execute_batch(dirs, batch, result)
         return result
@@ -145,12 +145,12 @@ class PlanExecutor:
         begin, done = self._metrics.begin, list[Applied]()
         waiting: list[tuple[Applied, str]] = []
         begin("stage")
-        for one in batch:
+        for applied in batch:
             try:
-                done.append(self._stage(dirs, one))
+                done.append(self._stage(dirs, applied))
             except (DiskFull, CommError) as exc:
-                result.postponed.append(_postponed(one.plan, exc))
-                waiting.append((one, str(exc)))
+                result.postponed.append(_postponed(applied.plan, exc))
+                waiting.append((applied, str(exc)))
         staged_at = self._clock.now_ns()
         begin("commit")
         left = self._make_events(done, staged_at)
@@ -171,18 +171,18 @@ class PlanExecutor:
 
     # -- stage -------------------------------------------------------------------------
 
-    def _stage(self, dirs: Dirs, one: Applied) -> Applied:
+    def _stage(self, dirs: Dirs, applied: Applied) -> Applied:
         """Stage every file of a plan, then store the relay's own messages among them.
 
         Errors: DiskFull, CommError; then nothing of it is staged.
         """
-        for request in one.effects.requests:
+        for request in applied.effects.requests:
             try:
                 if request.spec is not None:
                     run_files.save_spec(dirs, request.spec)
             except (OSError, UnsafePath) as exc:
                 raise DiskFull(f"run/ cannot be written: {exc}") from exc
-        files = tuple([self._without_delivered(file, one.plan) for file in one.files])
+        files = tuple([self._without_delivered(file, applied.plan) for file in applied.files])
         undelivered: dict[tuple[str, str], str] = {}
         staged: list[OutgoingFile] = []
         try:
@@ -199,9 +199,9 @@ class PlanExecutor:
             kept = {file.message_id for file in files}
             _unstage(dirs, [file for file in staged if file.message_id not in kept])
             undelivered = {key: why for key, why in undelivered.items() if key[0] in kept}
-        if undelivered or files != one.files:
-            return replace(one, files=files, undelivered=undelivered)
-        return one
+        if undelivered or files != applied.files:
+            return replace(applied, files=files, undelivered=undelivered)
+        return applied
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash."""
@@ -212,7 +212,7 @@ class PlanExecutor:
             [
                 name
                 for name in file.recipients
-                if (one := known.get(name)) is None or one.state is DeliveryState.SENT
+                if (delivery := known.get(name)) is None or delivery.state is DeliveryState.SENT
             ]
         )
         return file if len(left) == len(file.recipients) else replace(file, recipients=left)
@@ -226,11 +226,11 @@ class PlanExecutor:
         """
         left: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
-        for one in batch:
-            plan, changes = one.plan, one.plan.changes
-            for file in one.files:
+        for applied in batch:
+            plan, changes = applied.plan, applied.plan.changes
+            for file in applied.files:
                 for recipient in file.recipients:
-                    if (file.message_id, recipient) not in one.undelivered:
+                    if (file.message_id, recipient) not in applied.undelivered:
                         ready.append((file.number, recipient, file.attempt or 1))
             if changes.bounced:
                 self._bounce(plan.message_id, changes.bounced)
@@ -240,7 +240,9 @@ class PlanExecutor:
             for reminder in changes.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
-                self._store.apply(_refused(plan.refusal, plan.inbound, one.system_ids, now), now)
+                self._store.apply(
+                    _refused(plan.refusal, plan.inbound, applied.system_ids, now), now
+                )
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
         return left
@@ -251,20 +253,20 @@ class PlanExecutor:
             for name, why in reasons.items():
                 self._store.deliveries.move(stored.id, [name], DeliveryState.BOUNCED, why=why)
 
-    def _end(self, one: EndedDelivery) -> bool:
+    def _end(self, ended: EndedDelivery) -> bool:
         """End a delivery; False if the store has nothing to be ended."""
-        number, recipients = one.number, [one.recipient]
-        if one.state is DeliveryState.DEAD:
-            return self._store.retries.dead_letter(number, recipients, one.reason)
-        return bool(self._store.deliveries.move(number, recipients, one.state, why=one.reason))
+        number, recipients = ended.number, [ended.recipient]
+        if ended.state is DeliveryState.DEAD:
+            return self._store.retries.dead_letter(number, recipients, ended.reason)
+        return bool(self._store.deliveries.move(number, recipients, ended.state, why=ended.reason))
 
-    def _remind(self, one: Reminder) -> None:
-        if one.due_ms:
+    def _remind(self, reminder: Reminder) -> None:
+        if reminder.due_ms:
             self._store.obligations.record_reminder(
-                one.number, one.recipient, one.due_ms, one.reminders
+                reminder.number, reminder.recipient, reminder.due_ms, reminder.reminders
             )
         else:
-            self._store.obligations.end(one.number, [one.recipient])
+            self._store.obligations.end(reminder.number, [reminder.recipient])
 
     # -- deliver -----------------------------------------------------------------------
 
@@ -277,9 +279,9 @@ class PlanExecutor:
         """
         done: list[Applied] = []
         delivered = 0
-        for one in batch:
-            failed = one.undelivered
-            for file in one.files:
+        for applied in batch:
+            failed = applied.undelivered
+            for file in applied.files:
                 now = self._clock.now_ns()  # before the rename: a bell rings after it
                 reached, missed = self._deliver_file(dirs, file, failed)
                 failed = {**failed, **missed} if missed else failed
@@ -291,7 +293,9 @@ class PlanExecutor:
                     left += self._written_facts(
                         file, set(reached).difference(moved), staged_at, now
                     )
-            done.append(one if failed is one.undelivered else replace(one, undelivered=failed))
+            done.append(
+                applied if failed is applied.undelivered else replace(applied, undelivered=failed)
+            )
         return done, delivered
 
     def _written_facts(
@@ -329,10 +333,12 @@ class PlanExecutor:
         First it is durable that they are held: a copy that is gone counts as delivered.
         """
         missed: list[tuple[str, str]] = []
-        for one in batch:
-            if one.undelivered:
-                keys = [(file.message_id, name) for file in one.files for name in file.recipients]
-                missed += [key for key in keys if key in one.undelivered]
+        for applied in batch:
+            if applied.undelivered:
+                keys = [
+                    (file.message_id, name) for file in applied.files for name in file.recipients
+                ]
+                missed += [key for key in keys if key in applied.undelivered]
         if missed:
             self._events.commit()
             for message_id, recipient in missed:
@@ -344,17 +350,17 @@ class PlanExecutor:
         """Add a batch, and the number of files in inboxes, to the totals."""
         metrics, now = self._metrics, self._clock.now_ns()
         files = refused = 0
-        for one in batch:
-            inbound, changes = one.plan.inbound, one.plan.changes
+        for applied in batch:
+            inbound, changes = applied.plan.inbound, applied.plan.changes
             if inbound is not None:
                 files += 1
-                if one.plan.refusal:
+                if applied.plan.refusal:
                     refused += 1
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
-            metrics.held += len(one.undelivered)
+            metrics.held += len(applied.undelivered)
             metrics.bounced += len(changes.bounced)
-            metrics.acked += one.plan.answer is not None
+            metrics.acked += applied.plan.answer is not None
             for ended in changes.ended:
                 metrics.bounced += ended.state is DeliveryState.BOUNCED
                 metrics.expired += ended.state is DeliveryState.EXPIRED
@@ -368,26 +374,26 @@ class PlanExecutor:
     def _log_batch(self, batch: list[Applied], deliveries: int) -> None:
         """Log one line a batch; at level debug also one line a message, never its content."""
         files = refused = 0
-        for one in batch:
-            files += one.plan.inbound is not None
-            refused += bool(one.plan.refusal)
+        for applied in batch:
+            files += applied.plan.inbound is not None
+            refused += bool(applied.plan.refusal)
         self._log(
             "Delivered a batch",
             action="deliver_batch",
             files=files,
             deliveries=deliveries,
             refused=refused,
-            first_ids=[one.plan.message_id for one in batch[:SHOWN_IDS]],
+            first_ids=[applied.plan.message_id for applied in batch[:SHOWN_IDS]],
         )
-        for one in batch if self._is_verbose else ():
+        for applied in batch if self._is_verbose else ():
             self._log(
-                "Refused a message" if one.plan.refusal else "Processed a message",
+                "Refused a message" if applied.plan.refusal else "Processed a message",
                 action="deliver_message",
                 level="debug",
-                message_id=one.plan.message_id,
-                agent=one.plan.subject.agent,
-                recipients=[name for file in one.files for name in file.recipients],
-                held=[recipient for _, recipient in one.undelivered],
+                message_id=applied.plan.message_id,
+                agent=applied.plan.subject.agent,
+                recipients=[name for file in applied.files for name in file.recipients],
+                held=[recipient for _, recipient in applied.undelivered],
             )
 
 
@@ -398,9 +404,11 @@ def _postponed(plan: Plan, cause: Exception) -> Postponed:
     return Postponed(plan, cause)
 
 
-def _end_of(one: EndedDelivery) -> DeliveryFacts:
-    state = one.state.label.lower()
-    return DeliveryFacts(one.message_id, one.recipient, state, one.attempt, last_error=one.reason)
+def _end_of(ended: EndedDelivery) -> DeliveryFacts:
+    state = ended.state.label.lower()
+    return DeliveryFacts(
+        ended.message_id, ended.recipient, state, ended.attempt, last_error=ended.reason
+    )
 
 
 def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:

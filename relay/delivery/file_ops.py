@@ -205,7 +205,7 @@ def _keep_redacted(file_name: str, data: bytes, target: int, *, is_numbered: boo
 def has_both_names(name: str, fd: int, other_fd: int) -> bool:
     """True if a file has this name in both open directories: after a power cut, on file systems
     that make a rename durable by half. Errors: OSError."""
-    here, there = (os.stat(name, dir_fd=one, follow_symlinks=False) for one in (fd, other_fd))
+    here, there = (os.stat(name, dir_fd=folder, follow_symlinks=False) for folder in (fd, other_fd))
     return os.path.samestat(here, there)
 
 

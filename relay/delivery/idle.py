@@ -96,13 +96,13 @@ class IdleNotices:
         if not plans:
             self._unanswered.clear()
         open_until: list[int] = []
-        for number, one in asked.items():
-            answer = self._answer(one, sessions.get(one.name))
+        for number, operation in asked.items():
+            answer = self._answer(operation, sessions.get(operation.name))
             if answer is None:
-                open_until.append(one.until)
+                open_until.append(operation.until)
                 continue
-            to = one.requested_by if one.requested_by in directory.agents else ""
-            subject = Subject(one.request_id, one.requested_by, one.asked_at)
+            to = operation.requested_by if operation.requested_by in directory.agents else ""
+            subject = Subject(operation.request_id, operation.requested_by, operation.asked_at)
             told = planning.outcome(subject, answer[1], "", answer[0], to)
             plans.append(replace(told, effects=Effects(closed_intents=(number,))))
         left_ns = min(open_until, default=0) - self._clock.now_ns()
@@ -128,25 +128,33 @@ class IdleNotices:
 
     def _live_sessions(self) -> dict[str, Session]:
         """The running sessions by agent, with the latest state of each."""
-        live = [one for one in load_sessions(self._home.root) if one.agent and one.is_live]
-        for one in live:
-            at, state = self._reported.get(one.key, (0, ""))
-            if at > one.state_at:  # the hook writes its file after the report
-                one.state, one.state_at = state, at
-        keys = {one.key for one in live}
+        live = [
+            session
+            for session in load_sessions(self._home.root)
+            if session.agent and session.is_live
+        ]
+        for session in live:
+            at, state = self._reported.get(session.key, (0, ""))
+            if at > session.state_at:  # the hook writes its file after the report
+                session.state, session.state_at = state, at
+        keys = {session.key for session in live}
         self._reported = {key: said for key, said in self._reported.items() if key in keys}
-        return {one.agent: one for one in live}
+        return {session.agent: session for session in live}
 
     def _read_and_owed(self, sessions: Mapping[str, Session]) -> Iterator[tuple[str, str]]:
         """Yield what agents have read and not answered that are idle since the last look."""
         known, self._idle = (
             self._idle,
-            {one.key: one.state_at for one in sessions.values() if one.state == IDLE},
+            {
+                session.key: session.state_at
+                for session in sessions.values()
+                if session.state == IDLE
+            },
         )
         idle = {
             name
-            for name, one in sessions.items()
-            if one.key in self._idle and known.get(one.key) != one.state_at
+            for name, session in sessions.items()
+            if session.key in self._idle and known.get(session.key) != session.state_at
         }
         for number, owed in self._store.state.owed.items() if idle else ():
             message = self._store.messages.get(number)
@@ -166,15 +174,17 @@ class IdleNotices:
             if message.sender in directory.agents:
                 text = unanswered_text(message, agent, self._store, now, is_idle=True)
                 subject, kind = subject_of(message), Kind.NOTIFICATION
-                one = notice_about(subject, message.sender, kind, text, f"idle {agent}")
-                plans[one.message_id] = Plan(subject, messages=(one,))
+                notice = notice_about(subject, message.sender, kind, text, f"idle {agent}")
+                plans[notice.message_id] = Plan(subject, messages=(notice,))
         told = self._ledger.rows(plans) if plans else {}
         return [plan for notice_id, plan in plans.items() if notice_id not in told]
 
-    def _answer(self, one: PendingOperation, session: Session | None) -> tuple[Kind, str] | None:
+    def _answer(
+        self, operation: PendingOperation, session: Session | None
+    ) -> tuple[Kind, str] | None:
         """The answer to a request; None: not yet."""
-        name, message_id, now = one.name, one.message_id, self._clock.monotonic_ns()
-        has_it, why = self._progress(one) if message_id else (True, "")
+        name, message_id, now = operation.name, operation.message_id, self._clock.monotonic_ns()
+        has_it, why = self._progress(operation) if message_id else (True, "")
         if why:
             return Kind.NACK, why
         if session is not None:
@@ -184,16 +194,16 @@ class IdleNotices:
                 return Kind.ACK, f"completed {name} is idle{about}"
         elif now - self._gone.setdefault(name, now) >= GONE_NS:
             return Kind.NACK, f"the session of {name} has ended"
-        if self._clock.now_ns() < one.until:
+        if self._clock.now_ns() < operation.until:
             return None
-        within = elapsed(one.until - one.asked_at)
+        within = elapsed(operation.until - operation.asked_at)
         if not has_it:
             return Kind.NACK, f"{name} has not read {message_id} within {within}"
         return Kind.NACK, f"{name} was not idle within {within}"
 
-    def _progress(self, one: PendingOperation) -> tuple[bool, str]:
+    def _progress(self, operation: PendingOperation) -> tuple[bool, str]:
         """True if the agent has the message; or the reason why it will not get it."""
-        name, message_id = one.name, one.message_id
+        name, message_id = operation.name, operation.message_id
         stored = self._store.messages.find_by_relay_id(message_id)
         known = self._store.deliveries.of(stored.id).get(name) if stored else None
         if known is not None and known.state in HAS_IT:  # the ledger learns of it later
@@ -202,7 +212,9 @@ class IdleNotices:
         if row is None or row.status in ("pending", "processing"):
             return False, ""
         delivery = self._ledger.deliveries.rows([message_id]).get(message_id, {}).get(name)
-        if row.agent_name != one.requested_by or (delivery is None and row.status != "failed"):
+        if row.agent_name != operation.requested_by or (
+            delivery is None and row.status != "failed"
+        ):
             return False, f"you have sent no message {message_id} to {name}"
         if delivery is None:
             return False, f"message {message_id} was refused"

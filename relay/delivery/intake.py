@@ -377,8 +377,8 @@ class PendingFiles:
                 self._over[agent, name] = None
                 found += 1
             elif age_ns > self._warn_ns:
-                still.add(one := (name, status.st_ino))
-                if one not in warned:
+                still.add(key := (name, status.st_ino))
+                if key not in warned:
                     self._warn(agent, name, age_ns)
         if still:
             self._warned[agent] = still

@@ -79,13 +79,13 @@ class RateLimit:
     def limited(self) -> list[str]:
         """Agents in an episode now."""
         return sorted(
-            name for name, one in self._buckets.items() if self._fill(one).held_ns is not None
+            name for name, bucket in self._buckets.items() if self._fill(bucket).held_ns is not None
         )
 
     def sweep(self) -> None:
         """Drop full buckets, so that idle agents cost nothing."""
-        for name, one in list(self._buckets.items()):
-            if self._fill(one).tokens >= self._burst and one.held_ns is None:
+        for name, bucket in list(self._buckets.items()):
+            if self._fill(bucket).tokens >= self._burst and bucket.held_ns is None:
                 del self._buckets[name]
 
     def _fill(self, bucket: _Bucket) -> _Bucket:
@@ -223,6 +223,6 @@ class ReplyLoops:
         """True unless a message between these agents was held lately."""
         now = self._clock.monotonic_ns()
         last = self._held_ns.get(agents)
-        self._held_ns = {one: at for one, at in self._held_ns.items() if now - at < LOOP_CALM_NS}
+        self._held_ns = {pair: at for pair, at in self._held_ns.items() if now - at < LOOP_CALM_NS}
         self._held_ns[agents] = now
         return last is None or now - last >= LOOP_CALM_NS

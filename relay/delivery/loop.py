@@ -285,8 +285,8 @@ class Dispatcher:
         """Files that can be planned now; those whose attachments are being read are deferred."""
         ready, waiting = self._validator.screen(dirs, batch)
         due = self._clock.monotonic_ns() + RECHECK_NS
-        for one in waiting:
-            self._intake.retry(one.file.agent, one.file.file_name, due)
+        for inbound in waiting:
+            self._intake.retry(inbound.file.agent, inbound.file.file_name, due)
         return ready
 
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
@@ -296,12 +296,12 @@ class Dispatcher:
         self._mark_senders_active(claimed)
         part: list[Inbound] = []
         part_bytes = 0
-        for one in claimed:
-            needed = _journal_bytes(one)
+        for inbound in claimed:
+            needed = _journal_bytes(inbound)
             if part and part_bytes + needed > PART_BYTES:
                 self._execute_part(dirs, part, part_bytes)
                 part, part_bytes = [], 0
-            part.append(one)
+            part.append(inbound)
             part_bytes += needed
         self._execute_part(dirs, part, part_bytes)
 
@@ -310,7 +310,7 @@ class Dispatcher:
         self.metrics.begin("plan")
         room = self._room_for(part_bytes)
         if room:
-            self._postpone([(one, room) for one in part])
+            self._postpone([(inbound, room) for inbound in part])
             return
         postponed: list[tuple[Inbound, str]] = []
         result = self._executor.execute(dirs, self._plans(part, postponed))
@@ -324,8 +324,8 @@ class Dispatcher:
             self._intake.add(found.agent, found.file_name, renamed=True)
         self._jobs += result.jobs
         keys_changed = False
-        for one in result.executed:
-            if (effects := one.effects) is not NO_EFFECTS:
+        for applied in result.executed:
+            if (effects := applied.effects) is not NO_EFFECTS:
                 keys_changed |= effects.key is not None
                 self._has_process_requests |= bool(effects.requests)
                 if effects.idle:
@@ -358,13 +358,15 @@ class Dispatcher:
     def _mark_senders_active(self, claimed: list[Inbound]) -> None:
         """Mark senders active; check again unavailable recipients that now have mail."""
         written: dict[str, int] = {}
-        for one in claimed:
-            file = one.file
-            if one.row is not Row.REPEATED and file.place == OUTBOX:
+        for inbound in claimed:
+            file = inbound.file
+            if inbound.row is not Row.REPEATED and file.place == OUTBOX:
                 written[file.agent] = max(written.get(file.agent, 0), file.ctime_ns)
         self._statuses.mark_seen(written)
         if unavailable := self._statuses.unavailable:
-            wanted = {one.message.to for one in claimed if one.message} & unavailable.keys()
+            wanted = {
+                inbound.message.to for inbound in claimed if inbound.message
+            } & unavailable.keys()
             if wanted:
                 self._event_source.check_liveness(wanted)
 
@@ -384,11 +386,13 @@ class Dispatcher:
     def _postpone(self, postponed: list[tuple[Inbound, str]]) -> None:
         """Leave files in their outboxes after a transient error, to be tried again."""
         attempts: dict[str, int] = {}
-        if rows := [(one.file.message_id, reason) for one, reason in postponed if one.has_row]:
+        if rows := [
+            (inbound.file.message_id, reason) for inbound, reason in postponed if inbound.has_row
+        ]:
             with self._ledger.transaction():
                 attempts = self._ledger.postpone(rows)
-        for one, reason in postponed:
-            self._retry_later(one, reason, attempts.get(one.file.message_id, 1))
+        for inbound, reason in postponed:
+            self._retry_later(inbound, reason, attempts.get(inbound.file.message_id, 1))
 
     def _retry_later(self, inbound: Inbound, reason: str, attempts: int) -> None:
         self.metrics.postponed += 1

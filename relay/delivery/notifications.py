@@ -87,17 +87,21 @@ class Notifier:
         The others are to be sent later: the disk or the store refuses them now.
         """
         plans: list[Plan] = []
-        for one in notices:
-            subject = Subject(one.request_id, one.agent, one.at)
-            to = one.agent if one.agent in self._roster.agents else ""
+        for notice in notices:
+            subject = Subject(notice.request_id, notice.agent, notice.at)
+            to = notice.agent if notice.agent in self._roster.agents else ""
             effects = Effects(
-                status_change=one.status_change,
-                process=one.process,
-                closed_intents=one.closed_intents,
+                status_change=notice.status_change,
+                process=notice.process,
+                closed_intents=notice.closed_intents,
             )
-            told = planning.outcome(subject, one.text, one.key, one.kind, to)
+            told = planning.outcome(subject, notice.text, notice.key, notice.kind, to)
             plans.append(replace(told, effects=effects))
-        ended = [(one.status_change, one.at) for one in notices if one.status_change is not None]
+        ended = [
+            (notice.status_change, notice.at)
+            for notice in notices
+            if notice.status_change is not None
+        ]
         also = [plan for change, at in ended for plan in self._plans_of_end(change, at)]
         result = self._execute(plans + also)
         if result.postponed:
@@ -144,14 +148,14 @@ class Notifier:
     def report_loops(self, begun: list[ReplyLoop]) -> list[ReplyLoop]:
         """Report loops to lead and operator, once each; returns those to report later."""
         untold: list[ReplyLoop] = []
-        for one in begun:
+        for loop in begun:
             recipients = {OPERATOR, self._roster.lead() or OPERATOR}
-            key, detail = f"loop {one.message_id}", one.incident.detail
-            if self.announce(recipients, detail, key, one.at_ns, one.incident):
-                kind, agent = str(one.incident.kind), one.incident.agent
+            key, detail = f"loop {loop.message_id}", loop.incident.detail
+            if self.announce(recipients, detail, key, loop.at_ns, loop.incident):
+                kind, agent = str(loop.incident.kind), loop.incident.agent
                 self._log(detail, action=kind, level="warning", agent=agent)
             else:
-                untold.append(one)
+                untold.append(loop)
         return untold
 
     def report_limits(self, begun: list[Incident]) -> None:
@@ -161,16 +165,18 @@ class Notifier:
             return
         now = self._clock.now_ns()
         plans: list[Plan] = []
-        for one in new:
-            agent = one.agent or ""
-            told = planning.notice(agent, now, f"{one.kind} {now}", one.detail)
-            plans.append(replace(told, effects=Effects((one,))))
-            self._log(one.detail, action=str(one.kind), level="warning", agent=agent)
+        for incident in new:
+            agent = incident.agent or ""
+            told = planning.notice(agent, now, f"{incident.kind} {now}", incident.detail)
+            plans.append(replace(told, effects=Effects((incident,))))
+            self._log(incident.detail, action=str(incident.kind), level="warning", agent=agent)
         postponed = self._execute(plans).postponed
-        full = [one.plan for one in postponed if isinstance(one.cause, DiskFull)]
+        full = [refused.plan for refused in postponed if isinstance(refused.cause, DiskFull)]
         self._pending = [incident for plan in full for incident in plan.effects.incidents]
         # Where the store is full, the incidents are recorded all the same.
-        untold = [one.plan for one in postponed if not isinstance(one.cause, DiskFull)]
+        untold = [
+            postponed.plan for postponed in postponed if not isinstance(postponed.cause, DiskFull)
+        ]
         self._execute([replace(plan, messages=()) for plan in untold])
 
     def _execute(self, plans: list[Plan]) -> ExecutionResult:
@@ -224,8 +230,8 @@ class Reminders:
             return []
         now = self._clock.now_ns()
         groups: dict[int, list[OverdueAnswer]] = {}
-        for one in self._store.obligations.overdue(BATCH):
-            groups.setdefault(one.message.id, []).append(one)
+        for overdue in self._store.obligations.overdue(BATCH):
+            groups.setdefault(overdue.message.id, []).append(overdue)
         plans = [remind(group, directory, self._store, now) for group in groups.values()]
         if self._clock.monotonic_ns() >= self._next_check_ns:
             plans += self._plans_of_ended(directory, now)
@@ -236,16 +242,16 @@ class Reminders:
         """Log the reminders; pause after a refusal."""
         self._pause.settle(result.postponed)
         for executed in result.executed:
-            for one in executed.plan.changes.reminders:
-                if one.due_ms and not one.reminders:  # a request for permission
+            for reminder in executed.plan.changes.reminders:
+                if reminder.due_ms and not reminder.reminders:  # a request for permission
                     continue
-                word = "Reminded {} of" if one.due_ms else "Gave up on {} for"
+                word = "Reminded {} of" if reminder.due_ms else "Gave up on {} for"
                 self._log(
-                    f"{word.format(one.recipient)} an answer that is overdue",
-                    action="remind" if one.due_ms else "give_up_answer",
-                    message_id=one.message_id,
-                    recipient=one.recipient,
-                    reminders=one.reminders,
+                    f"{word.format(reminder.recipient)} an answer that is overdue",
+                    action="remind" if reminder.due_ms else "give_up_answer",
+                    message_id=reminder.message_id,
+                    recipient=reminder.recipient,
+                    reminders=reminder.reminders,
                 )
 
     def _plans_of_ended(self, directory: Directory, now_ns: int) -> list[Plan]:
@@ -270,8 +276,8 @@ class Reminders:
                 unanswered = unanswered_text(message, name, self._store, now_ns)
                 text, key = f"{how}; {unanswered}", f"ended {name} {since}"
                 subject = subject_of(message)
-                one = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
-                plans.append(Plan(subject, messages=(one,)))
+                notice = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
+                plans.append(Plan(subject, messages=(notice,)))
         return plans
 
 
@@ -284,11 +290,11 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
     lines: list[str] = []
     messages: list[SystemMessage] = []
     reminders: list[Reminder] = []
-    for one in group:
-        name, owed = one.recipient, one.obligation
+    for overdue in group:
+        name, owed = overdue.recipient, overdue.obligation
         unanswered = unanswered_text(message, name, store, now_ns)
-        gone, due_ms, count = directory.absence(name), one.next_due_ms, owed.reminders + 1
-        if gone or one.is_exhausted:
+        gone, due_ms, count = directory.absence(name), overdue.next_due_ms, owed.reminders + 1
+        if gone or overdue.is_exhausted:
             due_ms, count = 0, owed.reminders
             why = _gone_text(name, gone) or f"it was reminded {times(owed.reminders)}"
             lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
@@ -299,8 +305,11 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
             lines.append(f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}")
         reminders.append(Reminder(message.id, subject.message_id, name, count, due_ms))
     if message.sender in directory.agents:
-        rounds = [(one.recipient, one.obligation.since, one.obligation.reminders) for one in group]
-        count = max(one.obligation.reminders for one in group) + 1
+        rounds = [
+            (overdue.recipient, overdue.obligation.since, overdue.obligation.reminders)
+            for overdue in group
+        ]
+        count = max(overdue.obligation.reminders for overdue in group) + 1
         text, key = "\n".join(lines), f"overdue {rounds}"
         messages.append(notice_about(subject, message.sender, Kind.NOTIFICATION, text, key, count))
     changes = DeliveryChanges(reminders=tuple(reminders))
@@ -314,9 +323,13 @@ def _end_of_request(
     due_ms = over_ms if now_ns < over_ms * NS_PER_MS else 0
     reminders = tuple(
         Reminder(
-            one.message.id, subject.message_id, one.recipient, one.obligation.reminders, due_ms
+            overdue.message.id,
+            subject.message_id,
+            overdue.recipient,
+            overdue.obligation.reminders,
+            due_ms,
         )
-        for one in group
+        for overdue in group
     )
     return Plan(subject, changes=DeliveryChanges(reminders=reminders))
 

@@ -142,24 +142,24 @@ def notices_of_end(
 
 
 def end_delivery(
-    one: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
+    ended: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
-    changes = DeliveryChanges(ended=(one,))
+    changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(one.message_id), changes=changes)
-    verb = "acknowledged by" if _was_delivered(one, store) else "delivered to"
-    text = f"not {verb} {one.recipient}: {one.reason}"
-    if one.state is DeliveryState.DEAD:
+        return Plan(Subject(ended.message_id), changes=changes)
+    verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
+    text = f"not {verb} {ended.recipient}: {ended.reason}"
+    if ended.state is DeliveryState.DEAD:
         text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
     subject = Subject(row.message_id, row.agent_name, row.discovered_at)
-    key = f"{one.state.name} {one.recipient} {one.attempt}"
+    key = f"{ended.state.name} {ended.recipient} {ended.attempt}"
     to = row.agent_name if row.agent_name in directory.agents else ""
     told = outcome(subject, text, key, to=to)
     messages = told.messages
-    if one.state is DeliveryState.DEAD:
-        about = f"message {row.message_id} from {row.agent_name} to {one.recipient} is dead"
-        messages += _dead_letter_notice(subject, f"{about}: {one.reason}", key, directory, store)
+    if ended.state is DeliveryState.DEAD:
+        about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
+        messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
     return replace(told, messages=messages, changes=changes)
 
 
@@ -173,7 +173,7 @@ def cancelled_notices(
     message = store.messages.get(ended[0].number) if ended else None
     if message is None or message.sender == by.agent:
         return ()
-    names = ", ".join(one.recipient for one in ended)
+    names = ", ".join(delivery.recipient for delivery in ended)
     body = f"not delivered to {names}: {ended[0].reason}\n".encode()
     key, subject = f"cancel {by.message_id}", subject_of(message)
     return (system_message(subject, subject.agent, Kind.NACK, body, key),)
@@ -332,13 +332,13 @@ def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def _was_delivered(one: EndedDelivery, store: Engine) -> bool:
+def _was_delivered(ended: EndedDelivery, store: Engine) -> bool:
     """True if only the acknowledgment is missing."""
-    message = store.messages.get(one.number)
-    known = store.deliveries.of(one.number).get(one.recipient)
+    message = store.messages.get(ended.number)
+    known = store.deliveries.of(ended.number).get(ended.recipient)
     if message is None or known is None or not store.messages.expects_ack(message):
         return False
-    return one.attempt > 1 or known.state is not DeliveryState.SENT
+    return ended.attempt > 1 or known.state is not DeliveryState.SENT
 
 
 def _dead_letter_notice(

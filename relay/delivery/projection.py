@@ -239,7 +239,7 @@ class Projection:
         if self._is_recent:
             self.recent.append(relay_id)
         if names := metadata.get("attachments"):
-            self.references += [(one, relay_id, self._at_ns) for one in str(names).split()]
+            self.references += [(name, relay_id, self._at_ns) for name in str(names).split()]
         number, at = message.id, self._at_ns
         for recipient in event.recipients:
             if recipient != ORCHESTRATOR:  # it is carried out, or not yet
@@ -353,11 +353,11 @@ def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:
 
 
 def _reject(ledger: Ledger, refused: Iterable[tuple[events.FileRefused, int]]) -> None:
-    for one, at in refused:
-        file, name = one.origin, one.origin.path.rpartition("/")[2]
-        refusal = Refusal(one.code, one.reason)
+    for event, at in refused:
+        file, name = event.origin, event.origin.path.rpartition("/")[2]
+        refusal = Refusal(event.code, event.reason)
         ledger.add_rejection(
-            file.agent, name, file.inode or 0, file.mtime_ns, refusal, one.answer_id, at
+            file.agent, name, file.inode or 0, file.mtime_ns, refusal, event.answer_id, at
         )
 
 
@@ -395,19 +395,23 @@ def deliveries_of(
         DeliveryFacts(
             relay_id,
             recipient,
-            "read" if recipient == ORCHESTRATOR else _state_of(one),
-            max(one.attempt, 1),
+            "read" if recipient == ORCHESTRATOR else _state_of(delivery),
+            max(delivery.attempt, 1),
             at,
         )
-        for recipient, one in deliveries.items()
-        if one.state is not DeliveryState.SENT
+        for recipient, delivery in deliveries.items()
+        if delivery.state is not DeliveryState.SENT
     ]
 
 
-def _state_of(one: Delivery) -> str:
+def _state_of(delivery: Delivery) -> str:
     """The ledger's state; one that waits for its next attempt was read if it left the inbox."""
-    was_read = one.state is DeliveryState.WAITING and not one.queued
-    return "read" if was_read and not rules.is_replayed(one) else _STATES.get(one.state, "written")
+    was_read = delivery.state is DeliveryState.WAITING and not delivery.queued
+    return (
+        "read"
+        if was_read and not rules.is_replayed(delivery)
+        else _STATES.get(delivery.state, "written")
+    )
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

@@ -141,7 +141,9 @@ class ReadDetector:
             # a scan finds again what is not known now, when its mailbox is back
             with suppress(OSError, UnsafePath), self._home.dirs() as dirs:
                 if self._mailboxes.get(agent) in (None, mailbox_identity(dirs, agent)):
-                    self._classify(dirs, agent, {one: unread.get(one, 0) for one in ids})
+                    self._classify(
+                        dirs, agent, {message_id: unread.get(message_id, 0) for message_id in ids}
+                    )
                 else:  # put in the other's place unseen: all that stood there went with it
                     self.scan(dirs, agent)
 
@@ -150,9 +152,9 @@ class ReadDetector:
         found = file_fates(dirs, agent, known, missing)
         made_at = created_ns(known)
         older = [
-            one
-            for one, trace in found.items()
-            if trace is FileFate.REMOVED and 0 < missing[one] < made_at
+            message_id
+            for message_id, trace in found.items()
+            if trace is FileFate.REMOVED and 0 < missing[message_id] < made_at
         ]
         rows = self._ledger.deliveries.rows(older) if older else {}
         for message_id, trace in found.items():
@@ -163,7 +165,7 @@ class ReadDetector:
                 how = TAKEN if trace is FileFate.TAKEN else REMOVED
                 self._record_read(agent, message_id, how)
         self._defer_unread(
-            agent, [one for one, trace in found.items() if trace is FileFate.VANISHED]
+            agent, [message_id for message_id, trace in found.items() if trace is FileFate.VANISHED]
         )
 
     def _record_read(self, agent: str, message_id: str, how: str) -> None:
@@ -224,11 +226,16 @@ class ReadDetector:
         def write() -> None:
             agents, deliveries = self._ledger.agents, self._ledger.deliveries
             if vanished:
-                rows = deliveries.rows({one.message_id for one in left})  # it may be answered now
-                known = [(one, rows.get(one.message_id, {}).get(one.recipient)) for one in left]
-                deliveries.upsert([one for one, row in known if row and row.state == "written"])
+                rows = deliveries.rows(
+                    {facts.message_id for facts in left}
+                )  # it may be answered now
+                known = [
+                    (facts, rows.get(facts.message_id, {}).get(facts.recipient)) for facts in left
+                ]
+                deliveries.upsert([facts for facts, row in known if row and row.state == "written"])
                 deliveries.hold(
-                    HeldDelivery(one, agent, VANISHED, at) for (agent, one), at in vanished.items()
+                    HeldDelivery(message_id, agent, VANISHED, at)
+                    for (agent, message_id), at in vanished.items()
                 )
             agents.set_mailboxes(seen.items())
             agents.mark_seen({agent for agent, _ in read}, self._clock.now_ns())

@@ -74,7 +74,7 @@ class LedgerWriter:
             if more is not None:
                 more()
             if rows.rows:  # the relay's own messages: they have no file
-                self._ledger.archive([(one, None) for one in rows.rows], now)
+                self._ledger.archive([(message_id, None) for message_id in rows.rows], now)
             self._ledger.set_position(self._events.journal.durable, now)
         self._fresh.clear()
         if skipped:
@@ -105,14 +105,14 @@ class LedgerWriter:
         replaced: list[OutboxFile] = []
         plain: list[Applied] = []
         rest: list[Applied] = []
-        for one in batch:
-            plan = one.plan
+        for applied in batch:
+            plan = applied.plan
             if plan.inbound is None:
                 continue
             # The effects of a command, and the incidents of a refusal, are in the ledger alone:
             # after a crash they are made again of the file, which is in the outbox until then.
             is_in_journal = not plan.refusal and plan.command is None
-            (plain if is_in_journal else rest).append(one)
+            (plain if is_in_journal else rest).append(applied)
         paths = self._archive_all(dirs, plain, replaced)
         self.write(partial(self._record, batch, left, waiting, paths))
         if rest:
@@ -135,15 +135,17 @@ class LedgerWriter:
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         senders = set[str]()
         done: list[str] = []
-        held = [delivery for one, why in waiting for delivery in self._held_with(one, why, now)]
-        for one in batch:
-            inbound, plan = one.plan.inbound, one.plan
+        held = [
+            delivery for applied, why in waiting for delivery in self._held_with(applied, why, now)
+        ]
+        for applied in batch:
+            inbound, plan = applied.plan.inbound, applied.plan
             if plan.answer is not None:
                 left += self._late_answer(plan, plan.answer)
-            if one.undelivered or one.held:
-                held += self._held(one, now)
-            if one.effects is not NO_EFFECTS:
-                self._record_effects(one, now)
+            if applied.undelivered or applied.held:
+                held += self._held(applied, now)
+            if applied.effects is not NO_EFFECTS:
+                self._record_effects(applied, now)
             if inbound is not None:
                 senders.add(inbound.file.agent)
                 if not plan.refusal:
@@ -153,7 +155,7 @@ class LedgerWriter:
         if held:
             deliveries.hold(held)
         if len(paths) < len(done):
-            ledger.complete([one for one in done if one not in paths], now)
+            ledger.complete([message_id for message_id in done if message_id not in paths], now)
         if paths:
             ledger.archive([*paths.items()], now)
         if senders:
@@ -161,13 +163,17 @@ class LedgerWriter:
 
     def _record_paths(self, batch: list[Applied], paths: dict[str, str | None]) -> None:
         """Record originals that were archived after their batch was recorded."""
-        refused = {one.plan.message_id for one in batch if one.plan.refusal}
+        refused = {applied.plan.message_id for applied in batch if applied.plan.refusal}
         with self._ledger.transaction():
             self._ledger.archive(
                 [pair for pair in paths.items() if pair[0] not in refused], self._clock.now_ns()
             )
             self._ledger.set_path(
-                [(one, path) for one, path in paths.items() if path and one in refused]
+                [
+                    (message_id, path)
+                    for message_id, path in paths.items()
+                    if path and message_id in refused
+                ]
             )
 
     def _archive_all(
@@ -175,12 +181,12 @@ class LedgerWriter:
     ) -> dict[str, str | None]:
         """Move originals to the archive; the new paths of those with a row, None if it is gone."""
         paths: dict[str, str | None] = {}
-        for one in batch:
-            inbound = one.plan.inbound
+        for applied in batch:
+            inbound = applied.plan.inbound
             if inbound is None:
                 continue
             try:
-                path = self._archive(dirs, inbound, bool(one.plan.refusal), replaced)
+                path = self._archive(dirs, inbound, bool(applied.plan.refusal), replaced)
             except (OSError, UnsafePath) as exc:
                 self._log(
                     f"Could not archive {inbound.file.path}, the next scan tries again: {exc}",
@@ -227,31 +233,31 @@ class LedgerWriter:
             with self._ledger.transaction():
                 self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _held(self, one: Applied, now: int) -> list[HeldDelivery]:
+    def _held(self, applied: Applied, now: int) -> list[HeldDelivery]:
         """Deliveries that are tried later: their inbox could not be written, or they wait."""
-        held = [*one.held]
+        held = [*applied.held]
         held += [
             HeldDelivery(
                 file.message_id,
                 recipient,
-                one.undelivered[file.message_id, recipient],
+                applied.undelivered[file.message_id, recipient],
                 now + (file.pause_s or self._first_pause_s) * NS_PER_S,
             )
-            for file in one.files
+            for file in applied.files
             for recipient in file.recipients
-            if (file.message_id, recipient) in one.undelivered
+            if (file.message_id, recipient) in applied.undelivered
         ]
         return held
 
-    def _held_with(self, one: Applied, why: str, now: int) -> list[HeldDelivery]:
+    def _held_with(self, applied: Applied, why: str, now: int) -> list[HeldDelivery]:
         """The same of a plan that is postponed: what it delivers is tried with its file.
 
         The relay's own messages that it has stored, as the reply to a command, need no file.
         """
-        held = [*one.held]
-        if one.plan.inbound is not None:
+        held = [*applied.held]
+        if applied.plan.inbound is not None:
             later = now + self._first_pause_s * NS_PER_S
-            for file in one.files:
+            for file in applied.files:
                 due_at = later if file.is_own else None
                 held += [HeldDelivery(file.message_id, to, why, due_at) for to in file.recipients]
         return held
@@ -272,20 +278,20 @@ class LedgerWriter:
             deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])
         return [acked]
 
-    def _record_effects(self, one: Applied, now: int) -> None:
-        effects, agents, processes = one.effects, self._ledger.agents, self._ledger.processes
+    def _record_effects(self, applied: Applied, now: int) -> None:
+        effects, agents, processes = applied.effects, self._ledger.agents, self._ledger.processes
         if effects.requests or effects.closed_intents or effects.process is not None:
             processes.add_operations([request.intent for request in effects.requests], now)
             processes.close_operations(effects.closed_intents, now)
             processes.put([effects.process] if effects.process is not None else [])
         if effects.idle is not None:
-            processes.add_operations([effects.idle.operation(one.plan.subject)], now)
+            processes.add_operations([effects.idle.operation(applied.plan.subject)], now)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)
         if effects.key is not None:
             agents.set_public_keys([effects.key], now)
         if effects.status_note is not None:
-            agents.set_note(one.plan.subject.agent, effects.status_note, now)
+            agents.set_note(applied.plan.subject.agent, effects.status_note, now)
         if effects.status_change is not None:
             agents.set_status(*effects.status_change, now)

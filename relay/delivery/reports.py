@@ -112,7 +112,7 @@ class ReportReader:
                 self._warn(agent, name, f"cannot be read, the next scan tries again: {exc}")
                 continue
             n_bytes += size
-            lines += [(agent, one) for one in entries]
+            lines += [(agent, entry) for entry in entries]
             done.append((agent, name, problem))
             facts = sum(map(_facts, entries))
             self._rate_limit.spend(agent, max(1, facts))
@@ -132,7 +132,7 @@ class ReportReader:
     def _pop_files(self) -> Iterator[tuple[str, str]]:
         """Up to ``MOST_FILES`` of the agents within their rate, one of each agent in turn."""
         for _ in range(MOST_FILES):
-            allowed = (one for one in self._waiting if self._rate_limit.allowance(one) > 0)
+            allowed = (agent for agent in self._waiting if self._rate_limit.allowance(agent) > 0)
             agent = next(allowed, None)
             if agent is None:
                 return
@@ -192,14 +192,14 @@ class ReportReader:
         """Journal and ledger; states go to who waits for them."""
         changes: list[OfferChange] = []
         rings: list[Ring] = []
-        for agent, one in lines:
-            if one["what"] == report.STATE:
-                self._on_state(agent, one["state"], one["owes"], one["session"], one["at"])
-            elif one["what"] == report.RING:
-                values = (one["session"], one["rung"], one["messages"], one["result"])
-                rings.append(Ring(agent, one["at"], *values))
+        for agent, line in lines:
+            if line["what"] == report.STATE:
+                self._on_state(agent, line["state"], line["owes"], line["session"], line["at"])
+            elif line["what"] == report.RING:
+                values = (line["session"], line["rung"], line["messages"], line["result"])
+                rings.append(Ring(agent, line["at"], *values))
             else:
-                changes += self._changes(agent, one)
+                changes += self._changes(agent, line)
         if not changes and not rings:
             return
         now = self._clock.now_ns()
@@ -211,9 +211,9 @@ class ReportReader:
         self._events.commit()
         self._ledger_writer.catch_up()
 
-    def _changes(self, agent: str, one: dict[str, Any]) -> list[OfferChange]:
+    def _changes(self, agent: str, line: dict[str, Any]) -> list[OfferChange]:
         """The offers of one line, of messages that were delivered to that agent."""
-        ids = dict.fromkeys(one["ids"])
+        ids = dict.fromkeys(line["ids"])
         unknown = self._ledger.deliveries.undelivered(agent, set(ids))
         if unknown:
             self._log(
@@ -223,7 +223,13 @@ class ReportReader:
                 level="warning",
                 agent=agent,
             )
-        details = (one["session"], one["offer"], _OFFERS[one["what"]], one["detail"], one["at"])
+        details = (
+            line["session"],
+            line["offer"],
+            _OFFERS[line["what"]],
+            line["detail"],
+            line["at"],
+        )
         return [OfferChange(name, agent, *details) for name in ids if name not in unknown]
 
     def _warn(self, agent: str, name: str, what: str) -> None:
@@ -283,7 +289,7 @@ def _facts(entry: dict[str, Any]) -> int:
 def _ids(given: dict[str, Any], name: str) -> list[str]:
     value = given.get(name)
     if not isinstance(value, list) or not all(
-        isinstance(one, str) and MESSAGE_ID.fullmatch(one) for one in value
+        isinstance(name, str) and MESSAGE_ID.fullmatch(name) for name in value
     ):
         raise ValueError(f"expected {name} as a list of message ids, got {value!r}")
     return value

@@ -120,9 +120,9 @@ class HeldQueue:
             for file, name in again
         ]
         later += [  # its sender could not be told
-            _held(one, one.recipient, one.reason, now + first_s * NS_PER_S)
+            _held(ended, ended.recipient, ended.reason, now + first_s * NS_PER_S)
             for plan in plans
-            for one in plan.changes.ended
+            for ended in plan.changes.ended
         ]
         with self._ledger.transaction():
             self._ledger.deliveries.hold(later)
@@ -220,9 +220,9 @@ class HeldQueue:
 
 
 def _held(
-    one: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
+    delivery: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
 ) -> HeldDelivery:
-    return HeldDelivery(one.message_id, recipient, reason, due_at)
+    return HeldDelivery(delivery.message_id, recipient, reason, due_at)
 
 
 class RetryQueue:
@@ -255,20 +255,20 @@ class RetryQueue:
         due = self._store.retries.due() if self._pause.is_over else []
         if not due:
             return []
-        rows = self._ledger.rows({_relay_id(one) for one in due})
+        rows = self._ledger.rows({_relay_id(overdue) for overdue in due})
         again: dict[tuple[int, int], list[OverdueDelivery]] = {}
         ends: list[Plan] = []
-        for one in due:
-            row = rows.get(_relay_id(one))
-            away = directory.absence(one.recipient) or ("" if row else NO_AGENT)
-            if one.decision is RetryDecision.RETRY and not away:
-                again.setdefault((one.message.id, one.attempt), []).append(one)
+        for overdue in due:
+            row = rows.get(_relay_id(overdue))
+            away = directory.absence(overdue.recipient) or ("" if row else NO_AGENT)
+            if overdue.decision is RetryDecision.RETRY and not away:
+                again.setdefault((overdue.message.id, overdue.attempt), []).append(overdue)
                 continue
-            if one.decision is RetryDecision.RETRY:
-                gone = one._replace(attempt=one.attempt - 1, reason=away)
+            if overdue.decision is RetryDecision.RETRY:
+                gone = overdue._replace(attempt=overdue.attempt - 1, reason=away)
                 ended = _ended(gone, DeliveryState.BOUNCED)
             else:
-                ended = _ended(one, DeliveryState[one.decision.name])
+                ended = _ended(overdue, DeliveryState[overdue.decision.name])
             ends.append(end_delivery(ended, row, directory, self._store))
         attempts = [self._attempt(dirs, group, rows) for group in again.values()]
         return [plan for plan in attempts if plan is not None] + ends
@@ -276,10 +276,10 @@ class RetryQueue:
     def settle(self, result: ExecutionResult) -> None:
         """Log what was delivered again or given up; pause after a refusal."""
         self._pause.settle(result.postponed)
-        for one in result.executed:
-            for file in one.files:
+        for applied in result.executed:
+            for file in applied.files:
                 reached = [
-                    r for r in file.recipients if (file.message_id, r) not in one.undelivered
+                    r for r in file.recipients if (file.message_id, r) not in applied.undelivered
                 ]
                 if file.attempt and reached:
                     self._log(
@@ -288,7 +288,7 @@ class RetryQueue:
                         message_id=file.message_id,
                         recipients=reached,
                     )
-            for ended in one.plan.changes.ended:
+            for ended in applied.plan.changes.ended:
                 self._log(
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",
@@ -302,7 +302,7 @@ class RetryQueue:
     ) -> Plan | None:
         """A plan that delivers a message again; None if it cannot be made, which ends it."""
         number, attempt, row = group[0].message.id, group[0].attempt, rows[_relay_id(group[0])]
-        recipients = tuple(one.recipient for one in group)
+        recipients = tuple(overdue.recipient for overdue in group)
         try:
             data = render_retry(dirs, self._store, row, attempt)
         except MessageError as exc:  # not while the engine knows it
@@ -316,11 +316,16 @@ def _subject(row: MessageRow) -> Subject:
     return Subject(row.message_id, row.agent_name, row.discovered_at)
 
 
-def _ended(one: OverdueDelivery, state: DeliveryState) -> EndedDelivery:
+def _ended(overdue: OverdueDelivery, state: DeliveryState) -> EndedDelivery:
     return EndedDelivery(
-        one.message.id, _relay_id(one), one.recipient, state, one.attempt, one.reason
+        overdue.message.id,
+        _relay_id(overdue),
+        overdue.recipient,
+        state,
+        overdue.attempt,
+        overdue.reason,
     )
 
 
-def _relay_id(one: OverdueDelivery) -> str:
-    return one.message.relay_id or ""
+def _relay_id(overdue: OverdueDelivery) -> str:
+    return overdue.message.relay_id or ""

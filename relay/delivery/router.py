@@ -249,7 +249,9 @@ def find_original(message: MessageFile, sender: str, store: Engine) -> Message |
         and store.messages.expects_ack(candidate)
     ]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.
-    waiting = [one for one in asked if not store.deliveries.is_answered(one.id, sender)] or asked
+    waiting = [
+        question for question in asked if not store.deliveries.is_answered(question.id, sender)
+    ] or asked
     if len(waiting) != 1:
         return _answers_nothing(
             f"THREAD {thread} has {len(waiting)} messages that await an answer from {sender}: "
@@ -294,7 +296,7 @@ def check_choice(
     if over := _why_over(inbound, message, original, store):
         return Refusal(RefusalCode.ANSWERS_NOTHING, over)
     said = message.body.decode().strip().partition("\n")[0].strip()
-    if message.kind is Kind.RESPONSE and said.lower() not in [one.lower() for one in options]:
+    if message.kind is Kind.RESPONSE and said.lower() not in [option.lower() for option in options]:
         reason = f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
         return Refusal(RefusalCode.MALFORMED, reason)
     return None
@@ -319,11 +321,11 @@ def _why_over(inbound: Inbound, message: MessageFile, original: Message, store: 
 def _first_answer(original: Message, sender: str, store: Engine) -> str:
     """When and how a question was answered; empty without an answer, or once that is archived."""
     thread = original.correlation_id
-    for one in store.messages.thread_in_store(thread) if thread else ():
-        known = one.metadata or {}
-        is_end = one.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
-        if is_end and one.sender == sender and known.get("re") == original.relay_id:
-            said = one.content.decode(errors="replace").strip().partition("\n")[0]
+    for message in store.messages.thread_in_store(thread) if thread else ():
+        known = message.metadata or {}
+        is_end = message.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
+        if is_end and message.sender == sender and known.get("re") == original.relay_id:
+            said = message.content.decode(errors="replace").strip().partition("\n")[0]
             at = iso_time(int(known.get("created_ns") or 0))[:19]
             return f"at {at}Z: {said[:MAX_ANSWER]}"
     return ""

@@ -66,15 +66,15 @@ class Validator:
 
     def screen(self, dirs: Dirs, batch: list[Inbound]) -> tuple[list[Inbound], list[Inbound]]:
         """Register new keys of the senders; (files ready, files whose attachments are read)."""
-        senders = dict.fromkeys([one.file.agent for one in batch])
+        senders = dict.fromkeys([inbound.file.agent for inbound in batch])
         self._keys.register_new(
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
         self._invalid.clear()
         ready: list[Inbound] = []
         waiting: list[Inbound] = []
-        for one in batch:
-            (ready if self._is_read(dirs, one) else waiting).append(one)
+        for inbound in batch:
+            (ready if self._is_read(dirs, inbound) else waiting).append(inbound)
         return ready, waiting
 
     def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool:
@@ -162,14 +162,14 @@ class Claimer:
         """
         now = self._clock.now_ns()
         batch = [  # a nanosecond apart: in order of discovery
-            replace(one, seen_at=now + order, discovered_at=now + order)
-            for order, one in enumerate(batch)
+            replace(inbound, seen_at=now + order, discovered_at=now + order)
+            for order, inbound in enumerate(batch)
         ]
         facts: dict[str, FileFacts] = {}
-        for one in batch:
-            message_id = one.file.message_id
-            if message_id and message_id not in facts and one.file.place == OUTBOX:
-                facts[message_id] = one.facts()
+        for inbound in batch:
+            message_id = inbound.file.message_id
+            if message_id and message_id not in facts and inbound.file.place == OUTBOX:
+                facts[message_id] = inbound.facts()
         added = self._ledger.add(list(facts.values())) if facts else set()
         if len(added) == len(batch):
             return batch
@@ -178,16 +178,18 @@ class Claimer:
 
     def _claim_again(self, dirs: Dirs, batch: list[Inbound], added: set[str]) -> list[Inbound]:
         """Claim the rows that were there before; leave out files that are not processed now."""
-        rows = self._ledger.rows([one.file.message_id for one in batch if one.file.message_id])
+        rows = self._ledger.rows(
+            [inbound.file.message_id for inbound in batch if inbound.file.message_id]
+        )
         admitted: list[Inbound] = []
         changed: list[FileFacts] = []
-        for one in batch:
-            row = rows.get(one.file.message_id)
-            if one.file.message_id in added and one.file.place == OUTBOX:
-                added.remove(one.file.message_id)  # the next file of this id is another's
-                admitted.append(one)
+        for inbound in batch:
+            row = rows.get(inbound.file.message_id)
+            if inbound.file.message_id in added and inbound.file.place == OUTBOX:
+                added.remove(inbound.file.message_id)  # the next file of this id is another's
+                admitted.append(inbound)
                 continue
-            found = self._classify(dirs, one, row)
+            found = self._classify(dirs, inbound, row)
             if found is not None:
                 admitted.append(found)
                 if row is not None and row.status == "pending" and found.has_row:
@@ -195,11 +197,11 @@ class Claimer:
         mine: set[str] = set()
         if changed:
             self._ledger.update_facts(changed)
-            mine = self._ledger.claim(one.message_id for one in changed)
+            mine = self._ledger.claim(inbound.message_id for inbound in changed)
         return [
-            one
-            for one in admitted
-            if one.row is not Row.REPEATED or one.file.message_id in mine or one.refusal
+            inbound
+            for inbound in admitted
+            if inbound.row is not Row.REPEATED or inbound.file.message_id in mine or inbound.refusal
         ]
 
     def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:
@@ -346,16 +348,18 @@ class SigningKeys:
                     f"meta.json names the key {key}, but {known} is registered: it is not used "
                     f"until confirmed by operator or lead, `relay key trust {agent} {key}`"
                 )
-                one = Incident(IncidentKind.KEY_CHANGED, agent, path, detail)
-                incidents += self._told.fresh([one])
+                incident = Incident(IncidentKind.KEY_CHANGED, agent, path, detail)
+                incidents += self._told.fresh([incident])
         if not incidents:
             return
         now = self._clock.now_ns()
         with self._ledger.transaction():
             self._ledger.agents.set_public_keys(fresh, now)
             self._ledger.agents.add_incidents(incidents, now)
-        for one in incidents:
-            self._log(one.detail, action=str(one.kind), level="warning", agent=one.agent)
+        for incident in incidents:
+            self._log(
+                incident.detail, action=str(incident.kind), level="warning", agent=incident.agent
+            )
         self.load()
 
     def check(self, agent: str, message_id: str, message: MessageFile) -> SignatureFault | None:

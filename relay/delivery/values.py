@@ -130,7 +130,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_unsafe(self) -> bool:
         """True for anything but a regular file that the agent alone owns."""
-        return any(one.kind in UNSAFE_FILES for one in self.incidents)
+        return any(incident.kind in UNSAFE_FILES for incident in self.incidents)
 
     @property
     def has_row(self) -> bool:

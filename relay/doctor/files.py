@@ -260,17 +260,17 @@ def check_agents(target: Target) -> Iterator[Finding]:
 
 def check_hooks(target: Target) -> Iterator[Finding]:
     """Check the hooks of agent CLIs: of the user, and of the project that has this home."""
-    for one in hook_states(target.home.root, os.path.dirname(target.home.root)):
-        if one.problem:
-            yield Finding("hooks", one.path, one.problem, "correct the file", Severity.NOTE)
-        elif one.events and one.fired_at is None:
-            advice = VENDORS[one.vendor].advice or f"start a new session of {one.vendor}"
-            found = f"the hooks of {one.vendor} in {one.path} were never seen to fire"
-            yield Finding("hooks", one.path, found, advice, Severity.NOTE)
-        for fault in one.faults:
-            found = f"the hooks of {one.vendor} in {one.path}: {fault}"
+    for state in hook_states(target.home.root, os.path.dirname(target.home.root)):
+        if state.problem:
+            yield Finding("hooks", state.path, state.problem, "correct the file", Severity.NOTE)
+        elif state.events and state.fired_at is None:
+            advice = VENDORS[state.vendor].advice or f"start a new session of {state.vendor}"
+            found = f"the hooks of {state.vendor} in {state.path} were never seen to fire"
+            yield Finding("hooks", state.path, found, advice, Severity.NOTE)
+        for fault in state.faults:
+            found = f"the hooks of {state.vendor} in {state.path}: {fault}"
             advice = "`relay hooks status` shows all of them"
-            yield Finding("hooks", one.path, found, advice, Severity.WARNING)
+            yield Finding("hooks", state.path, found, advice, Severity.WARNING)
 
 
 def _wake_file(target: Target, name: str) -> Iterator[Finding]:

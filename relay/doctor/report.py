@@ -41,10 +41,10 @@ def recheck(
 
     ``key``: equal for the same finding in both runs.
     """
-    found = {key(one): one for one in check(target)}
+    found = {key(finding): finding for finding in check(target)}
     if found and target.is_running:
         time.sleep(RECHECK_AFTER_S)
-        found = {key(one): one for one in check(target) if key(one) in found}
+        found = {key(finding): finding for finding in check(target) if key(finding) in found}
     yield from found.values()
 
 
@@ -97,16 +97,16 @@ def repair(home: Home, findings: Iterable[Finding]) -> Iterator[tuple[Repair, st
         except BlockingIOError:
             why = str(AlreadyRunning("a running relay does this itself"))
         for finding in findings:
-            for one in finding.repairs:
-                yield one, _do(home, one, why)
+            for repair in finding.repairs:
+                yield repair, _do(home, repair, why)
 
 
-def _do(home: Home, one: Repair, why_not: str) -> str:
-    *folder, name = one.path.split("/")
+def _do(home: Home, repair: Repair, why_not: str) -> str:
+    *folder, name = repair.path.split("/")
     try:
         with home.dirs() as dirs:
-            if one.action in MODES:
-                fsio.restrict(name, MODES[one.action], dirs.get(*folder))
+            if repair.action in MODES:
+                fsio.restrict(name, MODES[repair.action], dirs.get(*folder))
                 return ""
             if why_not:
                 return why_not

@@ -159,7 +159,7 @@ def _check_inbox(target: Target, db: sqlite3.Connection, agent: str) -> Iterator
         for name in list_dir(target.home.path(inbox))
         if name.endswith(MSG_SUFFIX)
     }
-    missing = {one: at for one, at in written.items() if one not in there}
+    missing = {message_id: at for message_id, at in written.items() if message_id not in there}
     vanished = _vanished(target, db, agent, missing)
     if vanished:
         found = reads.describe_vanished(agent, len(vanished))
@@ -198,7 +198,7 @@ def _vanished(
         return set(missing)
     except (OSError, UnsafePath):  # reported by the checks of files
         return set()
-    return {one for one, trace in traces.items() if trace is reads.FileFate.VANISHED}
+    return {message_id for message_id, trace in traces.items() if trace is reads.FileFate.VANISHED}
 
 
 def _was_delivered(db: sqlite3.Connection, message_id: str, agent: str) -> bool:

@@ -108,7 +108,9 @@ def _check_store_files(target: Target) -> Iterator[Finding]:
     elif written > 1:  # a backup has the newest alone
         severity = Severity.NOTE if _opens(wrong) else Severity.ERROR
         advice = "the next checkpoint replaces it"
-        yield from _advised([one._replace(severity=severity) for one in wrong_before], advice)
+        yield from _advised(
+            [finding._replace(severity=severity) for finding in wrong_before], advice
+        )
     if os.path.lexists(base):
         advice = "the next checkpoint, or `relay journal prune`, replaces it"
         yield from _advised(_check_file(base), advice)
@@ -129,16 +131,16 @@ def _check_file(path: str) -> list[Finding]:
     if not os.path.lexists(path):
         return [Finding("store", path, f"{path}: missing")]
     found = acomm_check.check_file(path)
-    return [one for one in found if one.severity is Severity.ERROR]
+    return [finding for finding in found if finding.severity is Severity.ERROR]
 
 
 def _opens(findings: list[Finding]) -> bool:
-    return all(one.advice == acomm_check.OPENS for one in findings)
+    return all(finding.advice == acomm_check.OPENS for finding in findings)
 
 
 def _advised(findings: list[Finding], advice: str) -> Iterator[Finding]:
-    for one in findings:
-        yield one._replace(advice=one.advice or advice)
+    for finding in findings:
+        yield finding._replace(advice=finding.advice or advice)
 
 
 def _without_checkpoints(home: Home) -> str:
@@ -160,7 +162,9 @@ def _check_journal(target: Target, position: int | Finding) -> Iterator[Finding]
     folder = stream_dir(target.home)
     begin, end = 0, None
     if os.path.isdir(folder):
-        findings = [one for one in journal_check.check(folder) if one.severity is Severity.ERROR]
+        findings = [
+            finding for finding in journal_check.check(folder) if finding.severity is Severity.ERROR
+        ]
         yield from findings
         yield from _check_set_aside(folder)
         view = read_manifest(folder, _ignore)
@@ -179,7 +183,7 @@ def _end_of(folder: str, entries: list[SegmentEntry], findings: list[Finding]) -
     In the newest segment a reader cannot tell damage from a torn tail.
     """
     newest = [file.path for file in segment_files(folder)[-1:] if file.path]
-    damaged = [one.where for one in findings if one.advice != journal_check.TORN]
+    damaged = [finding.where for finding in findings if finding.advice != journal_check.TORN]
     if any(where.startswith(path) for path in newest for where in damaged):
         return None
     end = entries[-1].end_offset if entries else 0

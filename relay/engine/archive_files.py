@@ -213,7 +213,7 @@ class ArchiveFiles:
             file = store_file.read_one(path, number)
             if file is None:  # written before archives had columns
                 file = store_file.read(path)
-            kept = tuple(one for one in file.messages if one.id == number)
+            kept = tuple(message for message in file.messages if message.id == number)
             if not kept:
                 return None
             file = decrypt(msgspec.structs.replace(file, messages=kept), self._key, path)

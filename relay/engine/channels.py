@@ -186,10 +186,10 @@ class Channels:
             rules.check_text("identity_id", identity)
         self._identities = dict(identities)
         other = {
-            one.id: identities.get(one.id)
+            participant.id: identities.get(participant.id)
             for channel in self._state.channels.values()
-            for one in channel.participants
-            if one.identity_id != identities.get(one.id)
+            for participant in channel.participants
+            if participant.identity_id != identities.get(participant.id)
         }
         for name, identity_id in other.items():
             self._core.apply(events.ParticipantIdentified(name, identity_id, self._core.now_s()))
@@ -259,9 +259,10 @@ class Channels:
         if subscriber is not None:
             rules.check_text("subscriber", subscriber)
         return [
-            one
-            for one in self._state.subscriptions.values()
-            if channel_id in (None, one.channel_id) and subscriber in (None, one.subscriber)
+            subscription
+            for subscription in self._state.subscriptions.values()
+            if channel_id in (None, subscription.channel_id)
+            and subscriber in (None, subscription.subscriber)
         ]
 
     def set_subscription_active(self, subscription_id: int, active: bool) -> Subscription:
@@ -336,7 +337,7 @@ class Channels:
     def _is_cancelled(self, number: int) -> bool:
         """True for a message whose sender took it back from a recipient."""
         known = self._state.deliveries.get(number, {}).values()
-        return any(one.state is DeliveryState.EXPIRED for one in known)
+        return any(delivery.state is DeliveryState.EXPIRED for delivery in known)
 
     def pop_sticky(self) -> list[tuple[int, str]]:
         """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""

@@ -68,14 +68,14 @@ def _tables(state: State) -> list[object]:
 
 def check_archives(folder: str, listed: Iterable[ArchiveInfo]) -> Iterator[Finding]:
     """Check that the archives that a store lists exist, with their size."""
-    for one in listed:
-        path = os.path.join(folder, one.name)
+    for archive in listed:
+        path = os.path.join(folder, archive.name)
         try:
             size = os.path.getsize(path)
         except FileNotFoundError:
             found = f"{path}: missing, but the store lists it"
             yield Finding(WHAT, path, found, "restore it from a backup")
             continue
-        if one.size and size != one.size:
-            expected = f"{one.size} bytes"
+        if archive.size and size != archive.size:
+            expected = f"{archive.size} bytes"
             yield Finding(WHAT, path, str(size), "restore it from a backup", expected=expected)

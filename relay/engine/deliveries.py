@@ -78,9 +78,9 @@ class Obligations:
             if reminder is None:
                 break
             _, number, recipient = reminder
-            message, one = self._state.messages[number], self._state.owed[number][recipient]
+            message, obligation = self._state.messages[number], self._state.owed[number][recipient]
             again_ms = now_ms + self._answer_timeout_ms(message)
-            found[reminder] = OverdueAnswer(message, recipient, one, again_ms)
+            found[reminder] = OverdueAnswer(message, recipient, obligation, again_ms)
         self._state.reminders.restore(found)
         return list(found.values())
 
@@ -110,16 +110,18 @@ class Obligations:
             name
             for name in recipients
             if name not in (message.sender, ORCHESTRATOR)
-            and ((one := known.get(name)) is None or (due_ms and not one.due_ms))
+            and ((obligation := known.get(name)) is None or (due_ms and not obligation.due_ms))
         )
         if owing:
             self._core.apply(events.Owed(message.id, owing, due_ms, now_ms // 1000))
 
     def pause(self, message_id: int, recipient: str) -> None:
         """Stop the timer of an answer until the message is delivered again."""
-        one = self._state.owed.get(message_id, {}).get(recipient)
-        if one is not None and one.due_ms:
-            self._core.apply(events.Owed(message_id, (recipient,), 0, self._core.now_s(), one.said))
+        obligation = self._state.owed.get(message_id, {}).get(recipient)
+        if obligation is not None and obligation.due_ms:
+            self._core.apply(
+                events.Owed(message_id, (recipient,), 0, self._core.now_s(), obligation.said)
+            )
 
     def restore(self, message: Message, recipient: str, said: str) -> None:
         """Add an obligation that is in the owner's records but not in the store.
@@ -230,8 +232,8 @@ class Deliveries:
             [
                 recipient
                 for recipient in dict.fromkeys(recipients)
-                if (one := known.get(recipient)) is not None
-                and (_may_move(one, state, attempt) or (said and one.state is state))
+                if (delivery := known.get(recipient)) is not None
+                and (_may_move(delivery, state, attempt) or (said and delivery.state is state))
             ]
         )
         if moved:
@@ -287,8 +289,8 @@ class Deliveries:
             (number, recipient, attempt)
             for number, recipient, attempt in deliveries
             if number in messages
-            and (one := known.get(number, NO_DELIVERIES).get(recipient)) is not None
-            and one.state < DeliveryState.ACKNOWLEDGED
+            and (delivery := known.get(number, NO_DELIVERIES).get(recipient)) is not None
+            and delivery.state < DeliveryState.ACKNOWLEDGED
         ]
         if ready:
             at = self._core.now_s() if at_ns is None else at_ns // NS_PER_S
@@ -387,7 +389,10 @@ class Deliveries:
     def downtime_ns(self, since_ns: int) -> int:
         """Nanoseconds without a running relay since ``since_ns``."""
         since = since_ns // NS_PER_S
-        return sum(one.ms for one in self._state.downtimes if one.at > since) * NS_PER_MS
+        return (
+            sum(downtime.ms for downtime in self._state.downtimes if downtime.at > since)
+            * NS_PER_MS
+        )
 
     def ack_timeout_ms(self, message: Message) -> int:
         """The acknowledgment timeout: the message's, else its channel's, else the default."""

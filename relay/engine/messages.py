@@ -280,8 +280,8 @@ class Messages:
         numbers = {
             number
             for number, deliveries in known.items()
-            for one in deliveries.values()
-            if one.state in _INCOMPLETE or one.due_ms
+            for delivery in deliveries.values()
+            if delivery.state in _INCOMPLETE or delivery.due_ms
         }
         numbers |= state.owed.keys() if among is None else state.owed.keys() & known.keys()
         found = map(self.find_kept, sorted(numbers))

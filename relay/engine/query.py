@@ -193,24 +193,24 @@ def index_lookups(
     if wanted.channel_ids is not None:
         channels = wanted.channel_ids
         yield (
-            lambda one: (
+            lambda entry: (
                 None
-                if one.channel is None
-                else [i for c in channels for i in one.channel.get(c, ())]
+                if entry.channel is None
+                else [i for c in channels for i in entry.channel.get(c, ())]
             )
         )
     if (sender := wanted.sender) is not None:
-        yield lambda one: keyed(one.sender, sender)
+        yield lambda entry: keyed(entry.sender, sender)
     if (thread := wanted.correlation_id) is not None:
-        yield lambda one: keyed(one.correlation, thread)
+        yield lambda entry: keyed(entry.correlation, thread)
     if (pattern := wanted.topic_pattern) is not None:
         yield (
-            lambda one: (
+            lambda entry: (
                 None
-                if one.topic is None
+                if entry.topic is None
                 else [
                     i
-                    for t, ids in one.topic.items()
+                    for t, ids in entry.topic.items()
                     if rules.topic_matches(t, pattern)
                     for i in ids
                 ]

@@ -93,9 +93,9 @@ class Retries:
             timer = self._state.timers.pop_due(now_ms)
             if timer is None:
                 break
-            one = self._decide(timer[1], timer[2], now_ms)
-            if one is not None:
-                found[timer] = one
+            overdue = self._decide(timer[1], timer[2], now_ms)
+            if overdue is not None:
+                found[timer] = overdue
         self._state.timers.restore(found)
         return list(found.values())
 
@@ -148,7 +148,7 @@ class Retries:
         if not is_number or not 0 <= older_than_s < inf:  # a negative age would be every one
             raise ValidationFailed("older_than_s", f"expected 0 s or more, got {older_than_s!r}")
         limit = self._core.now_ns() / NS_PER_S - older_than_s
-        old = [one.message for one in self.dead_letters() if one.dead_lettered_at < limit]
+        old = [letter.message for letter in self.dead_letters() if letter.dead_lettered_at < limit]
         for message in old:
             self.discard(message.id)
         return old

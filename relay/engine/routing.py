@@ -95,12 +95,12 @@ def derive_deliveries(state: State) -> None:
     Another writer may have omitted section 256, or added messages without entries in it.
     """
     for messages in (state.messages, state.dead_letters, state.archive):
-        for message in [one for one in messages.values() if one.id not in state.deliveries]:
+        for message in [m for m in messages.values() if m.id not in state.deliveries]:
             is_dead = messages is state.dead_letters
             status = MessageStatus.DEAD_LETTER if is_dead else message.status
-            one = Delivery(_STATE_OF[status], min(message.retry_count, _MOST_RETRIES) + 1)
+            delivery = Delivery(_STATE_OF[status], min(message.retry_count, _MOST_RETRIES) + 1)
             recipients = _recipients(state, message)
-            state.deliveries[message.id] = dict.fromkeys(recipients, one)
+            state.deliveries[message.id] = dict.fromkeys(recipients, delivery)
             if is_dead and not state.dead[message.id].recipients:
                 state.dead[message.id] = DeadLetterInfo(message.created_at, "", recipients)
 
@@ -112,10 +112,12 @@ def _recipients(state: State, message: Message) -> tuple[str, ...]:
     since: dict[str, int] = {p.id: p.joined_at for p in channel.participants}
     if channel.channel_type is ChannelType.PUB_SUB:
         since = {}
-        for one in _subscriptions(state, message):
-            since[one.subscriber] = min(one.created_at, since.get(one.subscriber, one.created_at))
+        for subscription in _subscriptions(state, message):
+            since[subscription.subscriber] = min(
+                subscription.created_at, since.get(subscription.subscriber, subscription.created_at)
+            )
     routed = route(state, channel, message, lambda _: None)
-    return tuple(one for one in routed if since.get(one, 0) <= message.created_at)
+    return tuple(name for name in routed if since.get(name, 0) <= message.created_at)
 
 
 def _subscriptions(state: State, message: Message) -> list[Subscription]:
@@ -137,4 +139,4 @@ def _asked(state: State, message: Message) -> tuple[str, ...]:
         for number in index.thread(thread)
         if messages[number].message_type not in ANSWERS
     ]
-    return tuple(dict.fromkeys(one for one in asked if one != message.sender))
+    return tuple(dict.fromkeys(name for name in asked if name != message.sender))

@@ -355,7 +355,7 @@ def match_mode(pattern: str) -> MatchMode:
     if (
         len(pattern) > MAX_TOPIC_BYTES
         or not _FIRST.fullmatch(first)
-        or not all(_SEGMENT.fullmatch(one) and one != MULTI for one in rest)
+        or not all(_SEGMENT.fullmatch(segment) and segment != MULTI for segment in rest)
         or (pattern.endswith(MULTI) and not is_multi)
     ):
         raise ValidationFailed(
@@ -453,10 +453,11 @@ def is_open(
     """
     if ack_pending(channel, message):
         return any(
-            one.state in _UNDERWAY or one.state is DeliveryState.RECEIVED for one in deliveries
+            delivery.state in _UNDERWAY or delivery.state is DeliveryState.RECEIVED
+            for delivery in deliveries
         )
     before = _NOT_WRITTEN if written_is_taken else _UNDERWAY
-    return any(one.state in before for one in deliveries)
+    return any(delivery.state in before for delivery in deliveries)
 
 
 def is_replayed(delivery: Delivery) -> bool:
@@ -473,5 +474,5 @@ def is_pending(
     """True for a message that counts against its channel's ``max_pending``."""
     if message.message_type in ANSWERS:
         return False
-    is_silent = any(not one.said for one in owed.values())
+    is_silent = any(not obligation.said for obligation in owed.values())
     return is_silent or is_open(channel, message, deliveries)

@@ -248,8 +248,8 @@ class State:
             if message is not None:
                 # acknowledging a held message does not release it for other recipients
                 everybody = self.deliveries[message_id].values()
-                if any(one.state not in _KEPT_BACK for one in moved.values()) or not any(
-                    one.state is DeliveryState.SENT for one in everybody
+                if any(delivery.state not in _KEPT_BACK for delivery in moved.values()) or not any(
+                    delivery.state is DeliveryState.SENT for delivery in everybody
                 ):
                     self.pending.release(message)
                 self.note_pending(message)
@@ -267,14 +267,18 @@ class State:
     def set_obligations(self, message_id: int, moved: dict[str, Obligation | None]) -> None:
         """Store changed obligations; None: it ended."""
         both = self.owed.get(message_id, {}) | moved
-        left = {recipient: one for recipient, one in both.items() if one is not None}
+        left = {
+            recipient: obligation
+            for recipient, obligation in both.items()
+            if obligation is not None
+        }
         if left:
             self.owed[message_id] = left
         else:
             self.owed.pop(message_id, None)
-        for recipient, one in left.items():
-            if recipient in moved and one.due_ms:
-                self.reminders.add(one.due_ms, message_id, recipient)
+        for recipient, obligation in left.items():
+            if recipient in moved and obligation.due_ms:
+                self.reminders.add(obligation.due_ms, message_id, recipient)
         message = self.messages.get(message_id)
         if message is not None and self.pending.pending:
             self.note_pending(message)
@@ -282,10 +286,10 @@ class State:
     def load_owed(self, owed: dict[int, dict[str, Obligation]]) -> None:
         self.owed = owed
         self.reminders.load(
-            (one.due_ms, number, recipient)
+            (obligation.due_ms, number, recipient)
             for number, known in owed.items()
-            for recipient, one in known.items()
-            if one.due_ms
+            for recipient, obligation in known.items()
+            if obligation.due_ms
         )
 
     def set_settings(self, channel_id: int, settings: ChannelSettings) -> None:
@@ -361,10 +365,10 @@ class State:
     def load_timers(self) -> None:
         """Set the timers of all deliveries."""
         self.timers.load(
-            (one.due_ms, message_id, recipient)
+            (delivery.due_ms, message_id, recipient)
             for message_id, known in self.deliveries.items()
-            for recipient, one in known.items()
-            if one.due_ms
+            for recipient, delivery in known.items()
+            if delivery.due_ms
         )
 
     def add_archived(self, message: Message) -> None:

@@ -339,8 +339,8 @@ class Timers:
 
     def _is_current(self, timer: Timer) -> bool:
         due_ms, message_id, recipient = timer
-        one = self._find(message_id, recipient)
-        return one is not None and one.due_ms == due_ms
+        timed = self._find(message_id, recipient)
+        return timed is not None and timed.due_ms == due_ms
 
     def current(self) -> Iterator[Timer]:
         """The timers that were not left behind, in any order."""

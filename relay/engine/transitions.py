@@ -79,9 +79,9 @@ def _release_replays(state: State, channel_id: int, at: int) -> None:
     for message_id in state.index.channel(channel_id):
         known = state.deliveries.get(message_id, {})
         held = {
-            recipient: msgspec.structs.replace(one, due_ms=at * 1000)
-            for recipient, one in known.items()
-            if rules.is_replayed(one) and not one.due_ms
+            recipient: msgspec.structs.replace(delivery, due_ms=at * 1000)
+            for recipient, delivery in known.items()
+            if rules.is_replayed(delivery) and not delivery.due_ms
         }
         if held:
             state.set_deliveries(message_id, known, held)
@@ -121,10 +121,10 @@ def _participant_identified(state: State, event: events.ParticipantIdentified) -
             continue
         channel = state.channels[channel_id]
         participants = tuple(
-            msgspec.structs.replace(one, identity_id=event.identity_id)
-            if one.id == event.participant
-            else one
-            for one in channel.participants
+            msgspec.structs.replace(participant, identity_id=event.identity_id)
+            if participant.id == event.participant
+            else participant
+            for participant in channel.participants
         )
         if participants != channel.participants:
             state.channels[channel_id] = msgspec.structs.replace(
@@ -360,21 +360,21 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
     timed = {
         message_id
         for message_id, known in state.deliveries.items()
-        for one in known.values()
-        if one.due_ms
+        for delivery in known.values()
+        if delivery.due_ms
     }
     for message_id in timed:
         state.deliveries[message_id] = {
-            recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
-            for recipient, one in state.deliveries[message_id].items()
+            recipient: msgspec.structs.replace(delivery, due_ms=later(delivery.due_ms))
+            for recipient, delivery in state.deliveries[message_id].items()
         }
     if timed:
         state.load_timers()
     state.load_owed(
         {
             message_id: {
-                recipient: msgspec.structs.replace(one, due_ms=later(one.due_ms))
-                for recipient, one in known.items()
+                recipient: msgspec.structs.replace(obligation, due_ms=later(obligation.due_ms))
+                for recipient, obligation in known.items()
             }
             for message_id, known in state.owed.items()
         }
@@ -404,7 +404,7 @@ def _duplicates_forgotten(state: State, event: events.DuplicatesForgotten) -> No
 
 def _note_dead_delivery(state: State, message_id: int) -> None:
     """Make a message with dead deliveries a dead letter once none of the others is open."""
-    states = [one.state for one in state.deliveries[message_id].values()]
+    states = [delivery.state for delivery in state.deliveries[message_id].values()]
     if message_id in state.messages and min(states) in _HOPELESS:
         message = state.drop_live([message_id])[0]
         dead = msgspec.structs.replace(message, status=MessageStatus.DEAD_LETTER)

@@ -314,10 +314,10 @@ def decode_snapshot(data: bytes, path: str, snapshot_id: int) -> CatalogSnapshot
         _decode_entry(data, at, path)
         for at in range(SNAPSHOT_HEADER.size, end, SNAPSHOT_ENTRY.size)
     )
-    for number, (one, other) in enumerate(pairwise(entries), 1):
-        if one.segment_id >= other.segment_id:
+    for number, (entry, other) in enumerate(pairwise(entries), 1):
+        if entry.segment_id >= other.segment_id:
             at = SNAPSHOT_HEADER.size + number * SNAPSHOT_ENTRY.size
-            raise FormatError(path, at, f"a segment after {one.segment_id}", other.segment_id)
+            raise FormatError(path, at, f"a segment after {entry.segment_id}", other.segment_id)
     return CatalogSnapshot(snapshot_id, chunk_index, chunk_offset, entries)
 
 

@@ -246,8 +246,8 @@ class SegmentInspector:
         self._add(IntegrityError(self.path, at, expected, found), "", REPAIRED_BY)
 
     def _add(self, exc: FormatError, suffix: str, advice: str) -> None:
-        one = Finding.of_error(WHAT, exc, advice=advice)
-        self.findings.append(one._replace(found=one.found + suffix))
+        finding = Finding.of_error(WHAT, exc, advice=advice)
+        self.findings.append(finding._replace(found=finding.found + suffix))
 
 
 def _warning(where: str, text: str) -> Finding:
@@ -490,7 +490,7 @@ def check_segment(path: str, entry: SegmentEntry | None) -> list[Finding]:
             inspector.findings.append(_of_error(exc, path))
         finally:
             inspector.close()
-        errors = [one for one in inspector.findings if one.severity is Severity.ERROR]
+        errors = [finding for finding in inspector.findings if finding.severity is Severity.ERROR]
         if not errors or errors == before:
             return inspector.findings
         before = errors

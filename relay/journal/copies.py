@@ -397,5 +397,5 @@ def _etag(facts: ObjectFacts) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {number}" for name, number in value.items())
     return str(value)

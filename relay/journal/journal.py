@@ -204,12 +204,12 @@ class Journal:
     def _split(self, pieces: list[bytes], batch: Sequence[Append]) -> None:
         """Distribute records to this and further segments: none spans two."""
         group = self._groups[-1]
-        for number, one in enumerate(batch):
-            size = RECORD.size + len(one.payload)
+        for number, record in enumerate(batch):
+            size = RECORD.size + len(record.payload)
             if size > self._room and not self._is_fresh(group):
                 group = self._next_group()
             self._room -= size
-            group.take(pieces[3 * number : 3 * number + 3], (one,))
+            group.take(pieces[3 * number : 3 * number + 3], (record,))
 
     def _is_fresh(self, group: _PendingWrites) -> bool:
         """True for an empty segment, which takes a record of any length."""

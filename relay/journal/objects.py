@@ -246,7 +246,7 @@ class S3Objects:
         with self._failing(below):
             skipped = len(self._at(""))
             for page in self._obstore.list(self._store, prefix=self._at(below) or None):
-                yield from (str(one["path"])[skipped:] for one in page)
+                yield from (str(entry["path"])[skipped:] for entry in page)
 
     def _read(self, key: str, answer: Any) -> Iterator[bytes]:
         with self._failing(key):

@@ -155,7 +155,7 @@ class AgentTable:
         """Add (``sha256:…``, message id, Unix ns): a message refers to an attachment."""
         self._db.executemany(
             "INSERT OR IGNORE INTO attachment_refs VALUES (?, ?, ?)",
-            [(one.removeprefix(SHA256_PREFIX), *rest) for one, *rest in references],
+            [(reference.removeprefix(SHA256_PREFIX), *rest) for reference, *rest in references],
         )
 
     def references(self, after: str, limit: int) -> dict[str, int]:
@@ -181,7 +181,7 @@ class AgentTable:
     def remove_references(self, digests: Iterable[str]) -> None:
         """Remove the references to these deleted attachments."""
         self._db.executemany(
-            "DELETE FROM attachment_refs WHERE sha256 = ?", [(one,) for one in digests]
+            "DELETE FROM attachment_refs WHERE sha256 = ?", [(digest,) for digest in digests]
         )
 
     # -- security ----------------------------------------------------------------------
@@ -190,16 +190,23 @@ class AgentTable:
         self, incidents: Iterable[Incident], now_ns: int, *, again: bool = False
     ) -> None:
         """Add incidents. ``again``: skip those already recorded before a crash."""
-        for one in incidents:
-            if not (again and self._has_incident(one)):
-                self.add_security_event(str(one.kind), one.agent, one.path, one.detail, now_ns)
+        for incident in incidents:
+            if not (again and self._has_incident(incident)):
+                self.add_security_event(
+                    str(incident.kind), incident.agent, incident.path, incident.detail, now_ns
+                )
 
-    def _has_incident(self, one: Incident) -> bool:
+    def _has_incident(self, incident: Incident) -> bool:
         """True if it is among the newest rows: a table of millions is not searched."""
         found = self._db.execute(
             "SELECT 1 FROM security_events WHERE id > (SELECT max(id) FROM security_events) - 1000 "
             "AND kind = ? AND agent IS ? AND path IS ? AND detail = ?",
-            (str(one.kind), one.agent, one.path and shown(one.path), one.detail),
+            (
+                str(incident.kind),
+                incident.agent,
+                incident.path and shown(incident.path),
+                incident.detail,
+            ),
         ).fetchone()
         return found is not None
 
@@ -344,7 +351,10 @@ class ProcessTable:
         """Add operations, open until ``close_operations``."""
         self._db.executemany(
             "INSERT INTO pending_operations (operation_type, payload, created_at) VALUES (?, ?, ?)",
-            [(one.operation, msgspec.json.encode(one).decode(), now_ns) for one in operations],
+            [
+                (operation.operation, msgspec.json.encode(operation).decode(), now_ns)
+                for operation in operations
+            ],
         )
 
     def open_operations(self, *kinds: str) -> dict[int, PendingOperation]:

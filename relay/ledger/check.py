@@ -58,7 +58,7 @@ def check_file(path: str) -> tuple[list[Finding], LedgerContent | None]:
     Errors: LedgerError for a file that is not a ledger.
     """
     with open_snapshot(path) as db:
-        errors = [one for one in check(db, path) if one.severity is Severity.ERROR]
+        errors = [finding for finding in check(db, path) if finding.severity is Severity.ERROR]
         return errors, None if errors else ledger_content(db, path)
 
 

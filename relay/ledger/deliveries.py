@@ -159,7 +159,7 @@ class DeliveryTable:
         self._db.executemany(
             "UPDATE deliveries SET last_error = ?, due_at = ? "
             "WHERE message_id = ? AND recipient = ? AND state = 'held'",
-            [(one.reason, one.due_at, *one[:2]) for one in held],
+            [(delivery.reason, delivery.due_at, *delivery[:2]) for delivery in held],
         )
 
     def hold_rest(self, reason: str, due_at: int) -> None:

@@ -424,10 +424,10 @@ def install_copy(temp: str, target: str, *, replace: bool) -> None:
     fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
 
 
-def same_bytes(one: str, other: str) -> bool:
+def same_bytes(path: str, other: str) -> bool:
     """True if two files have the same bytes; False if one is missing."""
     try:
-        with open(one, "rb") as first, open(other, "rb") as second:
+        with open(path, "rb") as first, open(other, "rb") as second:
             while block := first.read(1 << 20):
                 if block != second.read(1 << 20):
                     return False

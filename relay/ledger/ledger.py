@@ -191,7 +191,7 @@ class Ledger:
             write(facts)
         except (RowRefused, OverflowError, UnicodeEncodeError) as exc:
             if len(facts) > 1:  # those that were written are written again, which changes nothing
-                return [why for one in facts for why in self.project(write, [one], now_ns)]
+                return [why for fact in facts for why in self.project(write, [fact], now_ns)]
             self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + 1), now_ns)
             return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
         return []
@@ -218,15 +218,15 @@ class Ledger:
             "message_type = ?, target = ? WHERE message_id = ? AND status = 'pending'",
             [
                 (
-                    one.file_size,
-                    one.file_mtime_ns,
-                    one.file_inode,
-                    one.checksum,
-                    one.message_type,
-                    one.target,
-                    one.message_id,
+                    fact.file_size,
+                    fact.file_mtime_ns,
+                    fact.file_inode,
+                    fact.checksum,
+                    fact.message_type,
+                    fact.target,
+                    fact.message_id,
                 )
-                for one in facts
+                for fact in facts
             ],
         )
 

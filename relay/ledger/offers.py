@@ -69,9 +69,9 @@ class OfferTable:
 
     def change(self, changes: Iterable[OfferChange]) -> None:
         """Record offers and their ends, in their order."""
-        for one in changes:
-            values = one._asdict()
-            if one.state != OFFERED:
+        for change in changes:
+            values = change._asdict()
+            if change.state != OFFERED:
                 if self._db.execute(_ENDED, values).fetchone():
                     continue  # the last offer may be a later one
                 known = f"SELECT 1 FROM offers WHERE {_OF_SESSION} AND :offer IN (0, offer)"

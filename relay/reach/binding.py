@@ -53,7 +53,7 @@ def bind(
     """
     pid, pid_start = agent_process()
     with session_lock(root):
-        others = [one for one in load_sessions(root) if one.session_id != session_id]
+        others = [session for session in load_sessions(root) if session.session_id != session_id]
         file = session_file(harness, session_id)
         with session_lock(root, file):
             known = load_session(root, harness, session_id)
@@ -76,13 +76,13 @@ def bind(
             if not is_same or source in ("startup", "clear"):
                 _begin(root, session, pid, pid_start, source, known is None)
             save_session(root, session)
-        for one in others:
-            is_dead = not one.is_live and time.time_ns() - one.seen_at > KEPT_NS
-            if one is before or is_dead or (one.agent == name and not one.is_live):
-                _take_over(root, session, one, CLEARED if one is before else DIED)
-                if one is before or is_dead:
-                    with session_lock(root, session_file(one.harness, one.session_id)):
-                        remove_session(root, one)
+        for other in others:
+            is_dead = not other.is_live and time.time_ns() - other.seen_at > KEPT_NS
+            if other is before or is_dead or (other.agent == name and not other.is_live):
+                _take_over(root, session, other, CLEARED if other is before else DIED)
+                if other is before or is_dead:
+                    with session_lock(root, session_file(other.harness, other.session_id)):
+                        remove_session(root, other)
     _tell_shells(name, root)
     return _greeting(root, session, asked, source, others)
 
@@ -120,9 +120,9 @@ def _choose(
     asked = check_agent_name(os.environ.get(NAME_VARIABLE) or wanted)
     is_fork = source == "fork"
     taken = {
-        one.agent
-        for one in others
-        if one is not before and (one.is_live or (is_fork and one.agent))
+        other.agent
+        for other in others
+        if other is not before and (other.is_live or (is_fork and other.agent))
     }
     for own in (session.agent, before.agent if before is not None else ""):
         stem, dash, number = own.rpartition("-")
@@ -141,9 +141,11 @@ def _of_process(
 ) -> Session | None:
     """The last session of the same process."""
     found = [
-        one
-        for one in others
-        if (one.harness, one.pid, one.pid_start) == (harness, pid, pid_start) and one.agent and pid
+        other
+        for other in others
+        if (other.harness, other.pid, other.pid_start) == (harness, pid, pid_start)
+        and other.agent
+        and pid
     ]
     return found[-1] if found else None
 
@@ -154,8 +156,8 @@ def _take_over(root: str, session: Session, old: Session, why: str) -> None:
         old = load_session(root, old.harness, old.session_id) or old
         if old.agent:
             _give_back(root, old, why)
-        for one, number in old.again.items():
-            session.again[one] = max(number, session.again.get(one, 0))
+        for message_id, number in old.again.items():
+            session.again[message_id] = max(number, session.again.get(message_id, 0))
         old.agent, old.again = "", {}
         save_session(root, old)
     with session_lock(root, session_file(session.harness, session.session_id)):

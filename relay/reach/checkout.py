@@ -56,8 +56,10 @@ def worktree_of(folder: str) -> str:
 
 def neighbours(sessions: Iterable[Session], tree: str, agent: str) -> list[Session]:
     """The live sessions of other agents in a work tree."""
-    others = [one for one in sessions if one.agent not in ("", agent) and one.is_live]
-    return [one for one in others if tree and worktree_of(one.cwd) == tree]
+    others = [
+        session for session in sessions if session.agent not in ("", agent) and session.is_live
+    ]
+    return [session for session in others if tree and worktree_of(session.cwd) == tree]
 
 
 def who_else(root: str, session: Session, sessions: Iterable[Session]) -> str:
@@ -78,12 +80,12 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
     if not changes or is_alone or facts.get("permission_mode") == "dontAsk":
         return ""
     sessions = load_sessions(root)
-    for one in changes:
-        tree = worktree_of(one.folder)
-        is_all = not one.is_below or os.path.realpath(one.folder) == tree
+    for change in changes:
+        tree = worktree_of(change.folder)
+        is_all = not change.is_below or os.path.realpath(change.folder) == tree
         if is_all and (others := neighbours(sessions, tree, session.agent)):
             return (
-                f"agent-relay: `{one.words}` changes the whole checkout {visible(tree)}, "
+                f"agent-relay: `{change.words}` changes the whole checkout {visible(tree)}, "
                 f"in which live also {_named(others)}"
             )
     return ""
@@ -91,9 +93,10 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
 
 def _named(sessions: list[Session]) -> str:
     now = time.time_ns()
+    since = (local_time(session.state_at or session.bound_at, now) for session in sessions)
     return ", ".join(
-        f"{one.agent} ({one.state or IDLE} since {local_time(one.state_at or one.bound_at, now)})"
-        for one in sessions
+        f"{session.agent} ({session.state or IDLE} since {at})"
+        for session, at in zip(sessions, since, strict=True)
     )
 
 
@@ -108,8 +111,8 @@ def paths_in(tool_input: object, folder: str) -> list[str]:
     for text in (tool_input.get("command"), tool_input.get("input")):
         for line in text.splitlines() if isinstance(text, str) else ():
             named += [line[len(mark) :].strip() for mark in PATCHED if line.startswith(mark)]
-    paths = [one for one in named if isinstance(one, str) and one and "\0" not in one]
-    return [os.path.realpath(os.path.join(folder, one)) for one in dict.fromkeys(paths)]
+    paths = [name for name in named if isinstance(name, str) and name and "\0" not in name]
+    return [os.path.realpath(os.path.join(folder, path)) for path in dict.fromkeys(paths)]
 
 
 def wrote(root: str, session: Session, facts: dict[str, object]) -> str:
@@ -121,7 +124,7 @@ def wrote(root: str, session: Session, facts: dict[str, object]) -> str:
     if not paths or not is_on(root):
         return ""
     now, own, lines = time.time_ns(), session.agent, []
-    others = {one.agent for one in load_sessions(root) if one.is_live} - {own, ""}
+    others = {session.agent for session in load_sessions(root) if session.is_live} - {own, ""}
     with session_lock(root, WRITTEN):
         written, told = _read(root, now)
         for path in paths:
@@ -171,7 +174,7 @@ def _read(root: str, now: int) -> tuple[dict[str, int], dict[str, int]]:
 
 def _write(root: str, written: dict[str, int], told: dict[str, int]) -> None:
     path = os.path.join(root, FOLDER, WRITTEN)
-    written = dict(sorted(written.items(), key=lambda one: one[1])[-MOST_FILES:])
+    written = dict(sorted(written.items(), key=lambda pair: pair[1])[-MOST_FILES:])
     fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
         json.dump({"written": written, "told": told}, file)

@@ -43,25 +43,25 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
         if (found := read_waiting(os.path.join(inbox, name), name)) is not None:
             waits.append(found)
     _mark_strays(root, session.agent, waits)
-    waits.sort(key=lambda one: (one.priority, one.id))
+    waits.sort(key=lambda message: (message.priority, message.id))
     parts = [first] if first else []
     length, room = len(first), MAX_BODIES
     shown: list[str] = []
     later: list[Waiting] = []
-    for one in waits:
-        text, size = ("", 0) if one.body is None else _whole(root, session, one)
+    for message in waits:
+        text, size = ("", 0) if message.body is None else _whole(root, session, message)
         if text and size <= room and length + len(text) < MAX_TEXT - REST:
             parts.append(text)
-            shown.append(one.id)
+            shown.append(message.id)
             length, room = length + len(text) + 1, room - size
             continue
-        later.append(one)
+        later.append(message)
         if not text or size > MAX_BODIES or len(text) > MAX_TEXT - 2 * REST:
-            session.listed.append(one.id)
+            session.listed.append(message.id)
     named = 0
-    for one in later:
-        line = one.line()
-        if (shown and one.id not in session.listed) or length + len(line) > MAX_TEXT - REST:
+    for message in later:
+        line = message.line()
+        if (shown and message.id not in session.listed) or length + len(line) > MAX_TEXT - REST:
             continue
         if named < MOST_NAMED:
             parts.append(line)
@@ -137,34 +137,38 @@ def _mark_strays(root: str, agent: str, waits: list[Waiting]) -> None:
     """Note which of them the relay did not deliver."""
     from relay.reach.strays import undelivered_notes
 
-    notes = undelivered_notes(root, agent, [one.id for one in waits if one.is_message])
-    for one in waits:
-        one.note = (notes or {}).get(one.id, "")
+    notes = undelivered_notes(root, agent, [message.id for message in waits if message.is_message])
+    for message in waits:
+        message.note = (notes or {}).get(message.id, "")
 
 
-def describe(root: str, session: Session, one: Waiting) -> str:
+def describe(root: str, session: Session, message: Waiting) -> str:
     """One message as the answer of a tool; a body that is too large, by the path of its file."""
-    _mark_strays(root, session.agent, [one])
-    if not one.is_message:
-        return one.line()
-    if one.body is not None:
-        text, size = _whole(root, session, one, by_tool=True)
+    _mark_strays(root, session.agent, [message])
+    if not message.is_message:
+        return message.line()
+    if message.body is not None:
+        text, size = _whole(root, session, message, by_tool=True)
         if size <= MAX_BODIES:
-            return text + _files(root, one)
-    facts = [visible(one.kind), format_size(one.size), *([one.note] if one.note else [])]
+            return text + _files(root, message)
+    facts = [
+        visible(message.kind),
+        format_size(message.size),
+        *([message.note] if message.note else []),
+    ]
     inbox = os.path.join(root, "agents", session.agent, "inbox")
-    name = f"{one.id}.msg"
+    name = f"{message.id}.msg"
     return (
-        f"{marker(one.id)}{one.sender} ({', '.join(facts)}): read it in "
+        f"{marker(message.id)}{message.sender} ({', '.join(facts)}): read it in "
         f"{os.path.join(inbox, name)}, after your next call in {os.path.join(inbox, '.read', name)}"
-        f"{_files(root, one)}"
+        f"{_files(root, message)}"
     )
 
 
-def _files(root: str, one: Waiting) -> str:
+def _files(root: str, message: Waiting) -> str:
     """A line for each attachment; what its sender calls it comes last."""
     text = ""
-    for each in attachments_of(one.headers, one.references):
+    for each in attachments_of(message.headers, message.references):
         path, said = os.path.join(root, each.path), "is not there any more"
         if each.path and os.path.exists(path):
             said = f"in {path} ({format_size(os.path.getsize(path))})"
@@ -172,14 +176,16 @@ def _files(root: str, one: Waiting) -> str:
     return text
 
 
-def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) -> tuple[str, int]:
+def _whole(
+    root: str, session: Session, message: Waiting, *, by_tool: bool = False
+) -> tuple[str, int]:
     """The whole message as text, and the bytes of its body in it."""
-    headers = one.headers
-    facts = [visible(one.kind), *([one.note] if one.note else [])]
+    headers = message.headers
+    facts = [visible(message.kind), *([message.note] if message.note else [])]
     if len(at := headers.get("SENT", "")) >= 19:
         facts.append(visible(at[11:19]) + "Z")
-    if one.priority != NORMAL:
-        facts.append(f"priority {one.priority}")
+    if message.priority != NORMAL:
+        facts.append(f"priority {message.priority}")
     for name in ("CHANNEL", "THREAD", "TOPIC"):
         if name in headers:
             facts.append(f"{name.lower()} {visible(headers[name])}")
@@ -187,20 +193,20 @@ def _whole(root: str, session: Session, one: Waiting, *, by_tool: bool = False) 
         facts.append(f"answers {visible(about)}{_earlier(root, session, about)}")
     if late := ttl_note(headers.get("SENT"), headers.get("TTL")):
         facts.append(late)
-    if one.references and not by_tool:
-        facts.append(f"attachments: `relay show {one.id}`")
-    if (offer := session.again.get(one.id, 0) + 1) > 1:
+    if message.references and not by_tool:
+        facts.append(f"attachments: `relay show {message.id}`")
+    if (offer := session.again.get(message.id, 0) + 1) > 1:
         facts.append(f"shown before, perhaps not seen: offer {offer}")
-    text = f"{marker(one.id)}{one.sender} ({', '.join(facts)})"
+    text = f"{marker(message.id)}{message.sender} ({', '.join(facts)})"
     acts = acting_as(session.agent)
     if by_tool:
-        text += "; owed an answer" if one.kind in ("command", "query") else ""
-    elif one.kind == "command":
-        text += f"; answered by `relay ack{acts} {one.id} completed`"
-    elif one.kind == "query":
-        text += f"; answered by `relay reply{acts} {one.id} ANSWER`"
+        text += "; owed an answer" if message.kind in ("command", "query") else ""
+    elif message.kind == "command":
+        text += f"; answered by `relay ack{acts} {message.id} completed`"
+    elif message.kind == "query":
+        text += f"; answered by `relay reply{acts} {message.id} ANSWER`"
     # An ack, say, may have no body: its kind says all.
-    body = visible((one.body or "").rstrip("\n") or visible(one.kind), keep="\n\t")
+    body = visible((message.body or "").rstrip("\n") or visible(message.kind), keep="\n\t")
     lines = "\n".join(f"| {line}" for line in body.split("\n"))
     return f"{text}:\n{lines}", len(lines.encode())
 

@@ -39,11 +39,11 @@ def marker(message_id: str) -> str:
 def begin_offer(session: Session, ids: list[str], after: str) -> None:
     """Note that these are about to be printed; the caller saves the session."""
     _skip_transcript(session)
-    for one in ids:
-        session.offered[one] = {
+    for message_id in ids:
+        session.offered[message_id] = {
             "at": time.time_ns(),
             "after": after,
-            "offer": session.again.pop(one, 0) + 1,
+            "offer": session.again.pop(message_id, 0) + 1,
             "printed": False,
             "step": session.step,
         }
@@ -53,13 +53,13 @@ def end_offer(root: str, session: Session, ids: list[str], after: str, role: str
     """Report that these were printed; the caller saves the session. Errors: OSError."""
     base = {"what": OFFERED, "session": session.key, "at": time.time_ns(), "after": after}
     by_number: dict[object, list[str]] = {}
-    for one in ids:
-        by_number.setdefault(session.offered[one]["offer"], []).append(one)
+    for message_id in ids:
+        by_number.setdefault(session.offered[message_id]["offer"], []).append(message_id)
     write_report(
         root, session.agent, [base | {"ids": of, "offer": n} for n, of in by_number.items()]
     )
-    for one in ids:
-        session.offered[one] |= {"printed": True, "at_stop": role == "stop"}
+    for message_id in ids:
+        session.offered[message_id] |= {"printed": True, "at_stop": role == "stop"}
 
 
 def settle(root: str, session: Session, role: str, after: str, gone: str = "") -> None:
@@ -73,35 +73,35 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
     if role == "end":
         gone = gone or "the session ended"
     entries: dict[tuple[str, ...], list[str]] = {}
-    for one, offer in session.offered.items():
+    for message_id, offer in session.offered.items():
         verdict: tuple[str, ...] | None
-        if one in found:
-            verdict = IN_CONTEXT, "transcript", found[one]
-        elif not os.path.lexists(os.path.join(inbox, one + ".msg")):
+        if message_id in found:
+            verdict = IN_CONTEXT, "transcript", found[message_id]
+        elif not os.path.lexists(os.path.join(inbox, message_id + ".msg")):
             verdict = IN_CONTEXT, "taken", "by a command"
         else:
-            verdict = _verdict(session, one, offer, role, is_whole)
+            verdict = _verdict(session, message_id, offer, role, is_whole)
             if verdict == ACTED:
                 verdict = IN_CONTEXT, "action", after
             elif verdict is None and gone:
                 verdict = RETURNED, gone
         if verdict is not None:
-            entries.setdefault(verdict, []).append(one)
+            entries.setdefault(verdict, []).append(message_id)
     _report(root, session, entries)
     for (what, why, *_), ids in entries.items():
-        for one in ids:
+        for message_id in ids:
             if what == RETURNED:
-                session.again[one] = int(str(session.offered.pop(one)["offer"]))
+                session.again[message_id] = int(str(session.offered.pop(message_id)["offer"]))
                 if why == NOT_SHOWN:
-                    session.unshown.append(one)
+                    session.unshown.append(message_id)
             else:
-                _move(inbox, one + ".msg")
-                del session.offered[one]
-                session.unshown = [other for other in session.unshown if other != one]
+                _move(inbox, message_id + ".msg")
+                del session.offered[message_id]
+                session.unshown = [other for other in session.unshown if other != message_id]
 
 
 def _verdict(
-    session: Session, one: str, offer: dict[str, object], role: str, is_whole: bool | None
+    session: Session, message_id: str, offer: dict[str, object], role: str, is_whole: bool | None
 ) -> tuple[str, ...] | None:
     """Decide about one offer that the transcript does not show; None: nothing is known yet."""
     if not offer.get("printed"):
@@ -114,7 +114,7 @@ def _verdict(
     if is_whole is False and not session.blind:
         return None  # the next call reads on
     if is_whole and not session.blind:
-        if one not in session.unshown:
+        if message_id not in session.unshown:
             return RETURNED, NOT_SHOWN
         session.blind = True  # not for the second time either: it never shows what hooks print
     return ACTED
@@ -162,15 +162,15 @@ def _search(session: Session) -> tuple[dict[str, str], bool | None]:
     if fd is None:
         return {}, None
     found: dict[str, str] = {}
-    marks = {one: marker(one).encode() for one in session.offered}
+    marks = {message_id: marker(message_id).encode() for message_id in session.offered}
     try:
         if os.fstat(fd).st_size < session.transcript_offset:  # truncated or replaced
             session.transcript_offset = session.transcript_line = 0
         for _ in range(MAX_READ // CHUNK):
             data = os.pread(fd, CHUNK, session.transcript_offset)
-            for one, mark in marks.items():
-                if one not in found and (at := _find_line(data, mark)) >= 0:
-                    found[one] = _place(session, data, at)
+            for message_id, mark in marks.items():
+                if message_id not in found and (at := _find_line(data, mark)) >= 0:
+                    found[message_id] = _place(session, data, at)
             is_last = len(data) < CHUNK
             end = data.rfind(b"\n") + 1
             if not end and not is_last:  # one long line: the mark may be across the border

@@ -122,7 +122,7 @@ def _change(words: list[str], folder: str) -> TreeChange | None:
 
 def _of_verb(verb: str, words: list[str], folder: str) -> TreeChange | None:
     options, plain, paths = _split(verb, words)
-    flags = {letter for one in options if not one.startswith("--") for letter in one[1:]}
+    flags = {letter for option in options if not option.startswith("--") for letter in option[1:]}
     name = f"git {verb}"
     if {"-h", "--help", "-p", "--patch", "--pathspec-from-file", "-i"} & options or "p" in flags:
         return None
@@ -168,9 +168,9 @@ def _checkout_or_reset(
 
 def _by_paths(name: str, folder: str, paths: list[str]) -> TreeChange | None:
     """Without paths it is the whole tree; with some, only if one of them is everything."""
-    if not paths or any(one in ALL_FROM_TOP for one in paths):
+    if not paths or any(path in ALL_FROM_TOP for path in paths):
         return TreeChange(name, folder)
-    return TreeChange(name, folder, True) if any(one in ALL_BELOW for one in paths) else None
+    return TreeChange(name, folder, True) if any(path in ALL_BELOW for path in paths) else None
 
 
 def _split(verb: str, words: list[str]) -> tuple[set[str], list[str], list[str]]:

@@ -406,7 +406,9 @@ def waiting(root: str, session: Session) -> list[str]:
         return []
     known = {*session.offered, *session.listed}
     return [
-        one for one in names if one.endswith(".msg") and one[0] != "." and one[:-4] not in known
+        name
+        for name in names
+        if name.endswith(".msg") and name[0] != "." and name[:-4] not in known
     ]
 
 
@@ -423,7 +425,7 @@ def _in_envelopes(prompt: str) -> list[str]:
     prompt = prompt.strip()
     if not (prompt.startswith(ENVELOPE) and prompt.endswith(ENVELOPE_END)):
         return []
-    return [one.partition(">")[2].strip() for one in prompt.split(ENVELOPE_END)[:-1]]
+    return [part.partition(">")[2].strip() for part in prompt.split(ENVELOPE_END)[:-1]]
 
 
 def _is_ring(text: str) -> bool:

@@ -35,7 +35,7 @@ class HookStatus(NamedTuple):
             return self.problem
         if not self.events:
             return "not installed"
-        missing = [one for one in VENDORS[self.vendor].events if one not in self.events]
+        missing = [event for event in VENDORS[self.vendor].events if event not in self.events]
         said = f"installed, without {', '.join(missing)}" if missing else "installed"
         if self.fired_at is None:
             advice = VENDORS[self.vendor].advice
@@ -48,18 +48,18 @@ def hook_states(root: str, project: str, names: tuple[str, ...] = ()) -> list[Ho
     sessions = load_sessions(root) if has_config(root) else []
     found = []
     for vendor in chosen(names):
-        own = [one for one in sessions if one.harness == vendor.name]
+        own = [session for session in sessions if session.harness == vendor.name]
         takers = list[str]()
         states = [
             *_states(vendor, os.path.expanduser("~"), own, takers, user=True),
             *_states(vendor, project, own, takers, user=False),
         ]
-        if states[0].events and any(one.events for one in states[1:]):
+        if states[0].events and any(state.events for state in states[1:]):
             takers.append(f"they are installed for the user, too, and run twice: {states[0].path}")
         silent = [f"{s.agent}: {why}" for s in own if s.is_live and (why := silence(root, s))]
-        for one in states:
-            faults = (*one.faults, *takers, *silent) if one.events else ()
-            found.append(one._replace(faults=faults))
+        for state in states:
+            faults = (*state.faults, *takers, *silent) if state.events else ()
+            found.append(state._replace(faults=faults))
     return found
 
 
@@ -76,7 +76,9 @@ def _states(
     Adds to ``takers`` what is said of hooks that take messages by themselves.
     """
     scope = "user" if user else "project"
-    fired_at, event = max(((one.seen_at, one.event) for one in sessions), default=(0, ""))
+    fired_at, event = max(
+        ((session.seen_at, session.event) for session in sessions), default=(0, "")
+    )
     for number, path in enumerate(hook_files(vendor, folder, user=user)):
         state = HookStatus(vendor.name, scope, path, (), fired_at or None, event)
         try:

@@ -118,8 +118,8 @@ class ToolServer:
     ) -> types.ListToolsResult:
         return types.ListToolsResult(
             tools=[
-                types.Tool(name=name, description=one.text, input_schema=one.schema())
-                for name, one in TOOLS.items()
+                types.Tool(name=name, description=tool.text, input_schema=tool.schema())
+                for name, tool in TOOLS.items()
             ]
         )
 
@@ -151,8 +151,8 @@ class ToolServer:
 
     async def _send(self, ctx: Context, given: Fields) -> str:
         session, wait = self.session.find(), wait_of(given)
-        options: Fields = {one: given[one] for one in ("re", "thread", "ttl_s")}
-        options = {one: value for one, value in options.items() if value is not None}
+        options: Fields = {name: given[name] for name in ("re", "thread", "ttl_s")}
+        options = {name: value for name, value in options.items() if value is not None}
         if "re" in options:
             options["re"] = self._id("re", options["re"])
         if wait is not None and wait.word in ("none", "taken"):
@@ -175,7 +175,7 @@ class ToolServer:
             said = await self._sent(session, sent)
             owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
             return f"{said}\n{owed}".rstrip()
-        found = await self._wait(ctx, session, lambda one: _ends(one, sent), wait.seconds)
+        found = await self._wait(ctx, session, lambda message: _ends(message, sent), wait.seconds)
         if not found:
             said = await self._sent(session, sent)
             return f"{said}; no answer within {wait.seconds:g} s, a later one comes by inbox"
@@ -187,7 +187,7 @@ class ToolServer:
         found = await self._wait(
             ctx,
             session,
-            lambda one: thread is None or one.headers.get("THREAD") == thread,
+            lambda message: thread is None or message.headers.get("THREAD") == thread,
             given["wait_s"],
         )
         if not found:
@@ -232,13 +232,12 @@ class ToolServer:
     async def _agents(self, ctx: Context, given: Fields) -> str:
         lines = []
         for line in (await self._run("agents", "--json")).splitlines():
-            one = json.loads(line)
-            owes = one.get("owed") or 0
+            facts = json.loads(line)
+            owes = facts.get("owed") or 0
             if given["owing"] and not owes:
                 continue
-            lines.append(
-                f"{visible(one['name'])}: {_doing(one)}, unread {one['unread'] or 0}, owes {owes}"
-            )
+            name, unread = visible(facts["name"]), facts["unread"] or 0
+            lines.append(f"{name}: {_doing(facts)}, unread {unread}, owes {owes}")
         return "\n".join(lines) or "no agents"
 
     async def _search(self, ctx: Context, given: Fields) -> str:
@@ -246,12 +245,12 @@ class ToolServer:
         text = await self._run("search", "--json", "--limit", limit, "--", given["query"])
         lines = []
         for line in text.splitlines():
-            one = json.loads(line)
-            body = visible(" ".join(one["content"].split()))
+            facts = json.loads(line)
+            body = visible(" ".join(facts["content"].split()))
             snippet = body if len(body) <= SNIPPET else body[: SNIPPET - 1] + "…"
-            to = visible(", ".join(one["recipients"]) or one["channel"] or "")
-            sender = visible(one["from"])
-            lines.append(f"{one['id']} from {sender} to {to}, {one['at']}: {snippet}")
+            to = visible(", ".join(facts["recipients"]) or facts["channel"] or "")
+            sender = visible(facts["from"])
+            lines.append(f"{facts['id']} from {sender} to {to}, {facts['at']}: {snippet}")
         return "\n".join(lines) or "nothing found"
 
     # -- steps of tools -------------------------------------------------------------------------
@@ -320,10 +319,10 @@ class ToolServer:
         hidden, found = self.session.hidden(session), []
         for name in os.listdir(inbox):
             if name.endswith(MSG_SUFFIX) and name[0] != "." and name[:-4] not in hidden:
-                one = read_waiting(os.path.join(inbox, name), name)
-                if one is not None and wanted(one):
-                    found.append(one)
-        return sorted(found, key=lambda one: (one.priority, one.id))
+                message = read_waiting(os.path.join(inbox, name), name)
+                if message is not None and wanted(message):
+                    found.append(message)
+        return sorted(found, key=lambda message: (message.priority, message.id))
 
     async def _wait(
         self, ctx: Context, session: Session, wanted: Wanted, wait_s: float
@@ -360,14 +359,16 @@ class ToolServer:
     ) -> list[str]:
         """The messages as texts, offered if they are taken; as many as fit."""
         if not takes:
-            return [f"{one.id} from {one.sender}, {one.size} bytes" for one in found]
+            return [
+                f"{message.id} from {message.sender}, {message.size} bytes" for message in found
+            ]
         parts: list[str] = []
-        for one in found:
-            text = describe(self.root, session, one)
+        for message in found:
+            text = describe(self.root, session, message)
             if parts and sum(map(len, parts)) + len(text) > MAX_TEXT:
                 break
             parts.append(text)
-        ids = [one.id for one in found[: len(parts)]]
+        ids = [message.id for message in found[: len(parts)]]
         self.session.offer(session, _number(ctx), ids, "mcp inbox")
         return parts
 
@@ -454,23 +455,25 @@ def _number(ctx: Context) -> str:
     return str(ctx.request_id)
 
 
-def _doing(one: Fields) -> str:
+def _doing(facts: Fields) -> str:
     """The state of an agent in words, of a line of ``relay agents --json``: the evidence first."""
-    said = str(one["status"])
-    if (pid := one["process_ended"]) is not None:
+    said = str(facts["status"])
+    if (pid := facts["process_ended"]) is not None:
         said = f"process {pid} has exited"
-    elif said == "active" and one["state"] in ("ended", "unseen"):
-        said = f"its session has not been seen since {one['session_seen_at']}"
+    elif said == "active" and facts["state"] in ("ended", "unseen"):
+        said = f"its session has not been seen since {facts['session_seen_at']}"
     elif said == "active":
-        said = one["state"] or said
-    if one["silent_s"]:
-        said += f", silent {one['silent_s']} s"
-    return said + (f", role {visible(one['role'])}" if one["role"] else "")
+        said = facts["state"] or said
+    if facts["silent_s"]:
+        said += f", silent {facts['silent_s']} s"
+    return said + (f", role {visible(facts['role'])}" if facts["role"] else "")
 
 
-def _ends(one: Waiting, sent: str) -> bool:
+def _ends(message: Waiting, sent: str) -> bool:
     """True for the last answer to a message, or its refusal."""
-    return one.headers.get("RE") == sent and (one.body is None or ends_request(one.kind, one.body))
+    return message.headers.get("RE") == sent and (
+        message.body is None or ends_request(message.kind, message.body)
+    )
 
 
 def serve(

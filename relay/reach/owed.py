@@ -61,15 +61,15 @@ def at_stop(root: str, session: Session, now_ns: int | None = None) -> str | Non
     ``session``: call it under its lock, and save it.
     """
     owed = owed_answers(root, session.agent)
-    ids = [one.message_id for one in owed]
-    session.told = {one: n for one, n in session.told.items() if one in ids}
-    fresh = [one for one in owed if session.told.get(one.message_id, 0) < MOST_TOLD]
+    ids = [answer.message_id for answer in owed]
+    session.told = {message_id: n for message_id, n in session.told.items() if message_id in ids}
+    fresh = [answer for answer in owed if session.told.get(answer.message_id, 0) < MOST_TOLD]
     if not fresh or session.blocks >= MOST_BLOCKS or ids == session.owed:
         return None
     session.blocks += 1
     session.owed = ids
-    for one in fresh[:MOST_SHOWN]:
-        session.told[one.message_id] = session.told.get(one.message_id, 0) + 1
+    for answer in fresh[:MOST_SHOWN]:
+        session.told[answer.message_id] = session.told.get(answer.message_id, 0) + 1
     return owed_text(session.agent, fresh, time.time_ns() if now_ns is None else now_ns)
 
 
@@ -83,9 +83,9 @@ def owed_text(agent: str, owed: list[OwedAnswer], now_ns: int) -> str:
     """One line for each owed answer, of ``MOST_SHOWN`` at most."""
     acts = acting_as(agent)
     lines = [
-        f"{one.sender} has waited {elapsed(now_ns - one.since)} for an answer to "
-        f"{one.kind} {one.message_id}: {one.how(acts)}."
-        for one in owed[:MOST_SHOWN]
+        f"{answer.sender} has waited {elapsed(now_ns - answer.since)} for an answer to "
+        f"{answer.kind} {answer.message_id}: {answer.how(acts)}."
+        for answer in owed[:MOST_SHOWN]
     ]
     if len(owed) > MOST_SHOWN:
         more = len(owed) - MOST_SHOWN
@@ -112,7 +112,7 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
         if not os.path.lexists(os.path.join(inbox, row[0] + MSG_SUFFIX))
     ]
     answered = set(_answered(os.path.join(root, "agents", agent, "outbox"))) if seen else set()
-    return [one for one in seen if one.message_id not in answered]
+    return [answer for answer in seen if answer.message_id not in answered]
 
 
 def still_owed(root: str, agent: str, message_id: str) -> str:
@@ -123,10 +123,10 @@ def still_owed(root: str, agent: str, message_id: str) -> str:
         rows = _rows(root, agent)
     except (OSError, sqlite3.Error):
         return ""
-    for one in (OwedAnswer(*row) for row in rows):
-        if one.message_id == message_id:
-            how = one.how(acting_as(agent))
-            return f"{one.sender} still waits for an answer to {one.kind} {message_id}: {how}"
+    for answer in (OwedAnswer(*row) for row in rows):
+        if answer.message_id == message_id:
+            how = answer.how(acting_as(agent))
+            return f"{answer.sender} still waits for an answer to {answer.kind} {message_id}: {how}"
     return ""
 
 
@@ -138,7 +138,9 @@ def report_state(root: str, session: Session, state: str) -> None:
     if state == session.state:
         return
     session.state, session.state_at = state, time.time_ns()
-    owes = [one.message_id for one in owed_answers(root, session.agent)] if state == IDLE else []
+    owes = (
+        [answer.message_id for answer in owed_answers(root, session.agent)] if state == IDLE else []
+    )
     entry = {"what": STATE, "session": session.key, "at": session.state_at}
     try:
         write_report(root, session.agent, [entry | {"state": state, "owes": owes}])
@@ -166,7 +168,7 @@ def open_ledger(root: str) -> sqlite3.Connection:
 def _answered(outbox: str) -> Iterator[str]:
     """Yield the ids of messages that a file in the outbox answers for good."""
     try:
-        names = sorted(one for one in os.listdir(outbox) if one.endswith(MSG_SUFFIX))
+        names = sorted(name for name in os.listdir(outbox) if name.endswith(MSG_SUFFIX))
     except OSError:
         return
     for name in names[-MOST_WAITING:]:

@@ -31,7 +31,7 @@ MAX_BYTES = 1 << 20
 
 def write_report(root: str, agent: str, entries: Iterable[dict[str, object]]) -> None:
     """Write one report of an agent in the home at ``root``. Errors: OSError."""
-    lines = [json.dumps(one, separators=(",", ":")) for one in entries]
+    lines = [json.dumps(entry, separators=(",", ":")) for entry in entries]
     if not lines:
         return
     outbox = os.path.join(root, "agents", agent, "outbox")

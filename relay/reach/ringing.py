@@ -147,7 +147,7 @@ class Bell:
         """Ring by one rung now, whatever the rules say; the ring as it is reported."""
         target = self._target()
         with session_lock(self.root, f"ring-{self.agent}"):
-            (rung,) = (one for one in RUNGS if one.name == name)
+            (rung,) = (candidate for candidate in RUNGS if candidate.name == name)
             self._ring_by(rung, target, len(self.waiting()))
         return self._memory.rings[-1]
 
@@ -181,7 +181,7 @@ class Bell:
             return True
         if self.session.state == BLOCKED:
             return False
-        is_urgent = any(waiting[one] for one in waiting.keys() - self._pace.rung)
+        is_urgent = any(waiting[message_id] for message_id in waiting.keys() - self._pace.rung)
         is_quiet = now - self.session.seen_at > QUIET_S * NS
         return is_urgent or is_quiet or not self._is_mid_turn()
 
@@ -193,7 +193,7 @@ class Bell:
         """
         began = time.monotonic_ns()
         self._pace.rang(waiting, self._answered_at(waiting), now, 0)
-        rungs = [one for one in applying(target) if one.mid_turn or not self._is_mid_turn()]
+        rungs = [rung for rung in applying(target) if rung.mid_turn or not self._is_mid_turn()]
         first = (self._pace.count - 1) // TRIES % max(1, len(rungs))
         for rung in (*rungs[first:], *rungs[:first]):
             if self._ring_by(rung, target, len(waiting)):

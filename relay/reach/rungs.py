@@ -116,7 +116,7 @@ class ClaudeInbox(Rung):
         """Why it does not apply."""
         if target.session_of("claude") is None:
             return "expected a live session of claude"
-        gone = [one for one in (SOCKET, TOKEN) if not os.environ.get(one)]
+        gone = [name for name in (SOCKET, TOKEN) if not os.environ.get(name)]
         return f"{gone[0]} is not set in the bell's environment" if gone else ""
 
     def ring(self, target: RungTarget, text: str) -> str:
@@ -128,7 +128,9 @@ class ClaudeInbox(Rung):
         auth = {"type": "auth", "token": os.environ[TOKEN]}
         content = {"role": "user", "content": text}
         frame = {"type": "user", "msgV": 1, "msg_id": message_id, "priority": "next"}
-        lines = "".join(json.dumps(one) + "\n" for one in (auth, frame | {"message": content}))
+        lines = "".join(
+            json.dumps(frame_) + "\n" for frame_ in (auth, frame | {"message": content})
+        )
         with socket.socket(socket.AF_UNIX) as peer:
             try:
                 _connect(peer, path)
@@ -260,18 +262,18 @@ class CommandRung(Rung):
 
     def ring(self, target: RungTarget, text: str) -> str:
         """Run it; its exit status counts."""
-        _run([one.replace("{text}", text) for one in target.wake.argv], target, PROGRAM_S)
+        _run([word.replace("{text}", text) for word in target.wake.argv], target, PROGRAM_S)
         return "exit 0"
 
 
 RUNGS: tuple[Rung, ...] = (ClaudeInbox(), ClaudeRewake(), CodexQueue(), Resume(), CommandRung())
-NAMES = tuple(one.name for one in RUNGS)
+NAMES = tuple(rung.name for rung in RUNGS)
 
 
 def applying(target: RungTarget) -> list[Rung]:
     """The rungs to try, in order; only the one that ``wake.json`` names, if it does."""
     named = target.wake.rung
-    return [one for one in RUNGS if named in ("", one.name) and not one.missing(target)]
+    return [rung for rung in RUNGS if named in ("", rung.name) and not rung.missing(target)]
 
 
 def survey(target: RungTarget) -> dict[str, str]:
@@ -279,7 +281,7 @@ def survey(target: RungTarget) -> dict[str, str]:
     named = target.wake.rung
     other = f"{WAKE} cannot be used" if named == NO_RUNG else f"{WAKE} names {named}"
     return {
-        one.name: other if named not in ("", one.name) else one.missing(target) for one in RUNGS
+        rung.name: other if named not in ("", rung.name) else rung.missing(target) for rung in RUNGS
     }
 
 
@@ -305,11 +307,11 @@ def read_wake(root: str, agent: str) -> Wake:
     if not isinstance(value, dict) or value.keys() - {"argv", "rung"} or not value:
         raise BadWake(f'{where}: expected {{"argv": […]}}, {{"rung": "…"}} or both')
     argv, rung = value.get("argv", []), value.get("rung", "")
-    if not isinstance(argv, list) or not all(isinstance(one, str) and one for one in argv):
+    if not isinstance(argv, list) or not all(isinstance(word, str) and word for word in argv):
         raise BadWake(f'{where}: expected "argv" as a list of texts')
     if "rung" in value and rung not in NAMES:
         raise BadWake(f'{where}: expected "rung" as one of {", ".join(NAMES)}, got {rung!r:.40}')
-    if any("\0" in one for one in argv) or (rung == CommandRung.name and not argv):
+    if any("\0" in word for word in argv) or (rung == CommandRung.name and not argv):
         raise BadWake(f'{where}: expected "argv" with a program and its arguments')
     return Wake(tuple(argv), rung)
 
@@ -335,7 +337,9 @@ def silence(root: str, session: Session) -> str:
 def has_read(root: str, session: Session) -> bool:
     """True if a message that the session was last woken for has left the inbox."""
     inbox = os.path.join(root, "agents", session.agent, "inbox")
-    return not all(os.path.exists(os.path.join(inbox, f"{one}.msg")) for one in session.woken_for)
+    return not all(
+        os.path.exists(os.path.join(inbox, f"{message_id}.msg")) for message_id in session.woken_for
+    )
 
 
 def _waiting_process(root: str, session: Session) -> int | None:

@@ -110,16 +110,20 @@ def load_sessions(root: str, harness: str = "") -> list[Session]:
     except OSError:  # none yet, or not a folder
         return []
     found = [
-        _load(os.path.join(root, FOLDER, one))
-        for one in names
-        if one.endswith(".json") and one.startswith(f"{TOOLS}-") == (harness == TOOLS)
+        _load(os.path.join(root, FOLDER, name))
+        for name in names
+        if name.endswith(".json") and name.startswith(f"{TOOLS}-") == (harness == TOOLS)
     ]
-    return sorted((one for one in found if one is not None), key=lambda one: one.bound_at)
+    return sorted(
+        (session for session in found if session is not None), key=lambda session: session.bound_at
+    )
 
 
 def live_session(root: str, agent: str) -> Session | None:
     """The running session that has an agent's name; None if there is none."""
-    found = [one for one in load_sessions(root) if one.agent == agent and one.is_live]
+    found = [
+        session for session in load_sessions(root) if session.agent == agent and session.is_live
+    ]
     return found[-1] if found else None
 
 

@@ -60,10 +60,10 @@ def hook_files(vendor: Vendor, folder: str, *, user: bool) -> list[str]:
     """
     if user:
         return [os.path.join(folder, vendor.hooks_file)]
-    names = [one for one in (vendor.project_file, vendor.former_file) if one]
+    names = [name for name in (vendor.project_file, vendor.former_file) if name]
     users = os.path.realpath(os.path.join(os.path.expanduser("~"), vendor.hooks_file))
-    paths = [os.path.join(folder, one) for one in names]
-    return paths[:1] + [one for one in paths[1:] if os.path.realpath(one) != users]
+    paths = [os.path.join(folder, name) for name in names]
+    return paths[:1] + [path for path in paths[1:] if os.path.realpath(path) != users]
 
 
 def installation(
@@ -98,7 +98,7 @@ def installation(
         keeps = True if before is not None and _same(path, bare, before) else None
         changes.append(Change(path, before, after, keeps))
     taken_over = [_removal(vendor, path) for path in former]
-    changes += [one for one in taken_over if one.is_change]
+    changes += [change for change in taken_over if change.is_change]
     return _allowed(changes, folder, user=user)
 
 
@@ -106,7 +106,7 @@ def removal(vendor: Vendor, folder: str, *, user: bool) -> list[Change]:
     """The changes that remove our hooks and MCP server. Errors: SettingsError."""
     paths = [*hook_files(vendor, folder, user=user), _mcp_file(vendor, folder, user=user)]
     first, *others = [_removal(vendor, path) for path in dict.fromkeys(paths)]
-    changes = [first, *(one for one in others if one.is_change)]
+    changes = [first, *(change for change in others if change.is_change)]
     return _allowed(changes, folder, user=user)
 
 
@@ -126,16 +126,16 @@ def _removal(vendor: Vendor, path: str) -> Change:
 def _allowed(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
     """The changes, if each file is ours to write, and in its project. Errors: SettingsError."""
     base = os.path.realpath(folder)
-    for one in (one for one in changes if one.is_change):
-        real = os.path.realpath(one.path)
-        if one.before is not None:
+    for change in (change for change in changes if change.is_change):
+        real = os.path.realpath(change.path)
+        if change.before is not None:
             _check_writable(real)
         if not user and os.path.commonpath([real, base]) != base:
             raise SettingsError(
-                f"{one.path} is a link to {real}, outside of the project; it was left as it is",
+                f"{change.path} is a link to {real}, outside of the project; it was left as it is",
                 hint="--user changes the settings of the user; or put a file in place of the link",
             )
-    return [one._replace(folder=folder) for one in changes]
+    return [change._replace(folder=folder) for change in changes]
 
 
 def _refuse_rivals(vendor: Vendor, folder: str, *, user: bool) -> None:
@@ -170,7 +170,7 @@ def setups(vendor: Vendor, project: str) -> list[tuple[str, bool]]:
     """All files whose hooks a session in the project runs, and whether each is the user's."""
     users = hook_files(vendor, os.path.expanduser("~"), user=True)
     theirs = hook_files(vendor, project, user=False)
-    return [(one, True) for one in users] + [(one, False) for one in theirs]
+    return [(path, True) for path in users] + [(path, False) for path in theirs]
 
 
 def read_entries(vendor: Vendor, path: str) -> list[tuple[str, Settings]]:
@@ -275,7 +275,7 @@ def takes_messages(entry: Settings) -> bool:
     """True for a hook that takes messages by itself, as ``relay inbox --take`` does."""
     arguments = entry.get("args")
     words = [entry.get("command"), *(arguments if isinstance(arguments, list) else [])]
-    return _TAKES.search(" ".join(one for one in words if isinstance(one, str))) is not None
+    return _TAKES.search(" ".join(word for word in words if isinstance(word, str))) is not None
 
 
 def _adding_hooks(vendor: Vendor, command: list[str], options: list[str], ask_s: int) -> Edit:
@@ -332,11 +332,11 @@ def _without_ours(vendor: Vendor, path: str, text: str | None) -> str | None:
     return text if text is None else _written(path, text, settings)
 
 
-def _same(path: str, one: str | None, other: str | None) -> bool:
+def _same(path: str, first: str | None, second: str | None) -> bool:
     """True if two texts of a file say the same."""
     if path.endswith(".toml"):
-        return (one or "").strip() == (other or "").strip()
-    return _parsed(path, one) == _parsed(path, other)
+        return (first or "").strip() == (second or "").strip()
+    return _parsed(path, first) == _parsed(path, second)
 
 
 def _parsed(path: str, text: str | None) -> Settings:
@@ -387,10 +387,12 @@ def _entries_of_sets(settings: Settings, path: str) -> Iterator[tuple[str, Setti
                 continue
             if not isinstance(handlers, list):
                 raise _bad(path, f"{name}.{event}", "a list", handlers)
-            for one in handlers:
-                for entry in one.get("hooks", [one]) if isinstance(one, dict) else [one]:
+            for handler in handlers:
+                for entry in (
+                    handler.get("hooks", [handler]) if isinstance(handler, dict) else [handler]
+                ):
                     if not isinstance(entry, dict):
-                        raise _bad(path, f"{name}.{event}", "a list of objects", one)
+                        raise _bad(path, f"{name}.{event}", "a list of objects", handler)
                     yield event, entry
 
 
@@ -429,7 +431,7 @@ def _take_out_set(vendor: Vendor, settings: Settings, path: str) -> None:
     own = settings.get(SERVER, {})
     for event, handlers in list(own.items()):
         if event != "enabled":
-            left = [one for one in handlers if not is_ours(vendor, one)]
+            left = [handler for handler in handlers if not is_ours(vendor, handler)]
             if left:
                 own[event] = left
             elif handlers:
@@ -467,9 +469,9 @@ def _with_toml(path: str, text: str | None, words: list[str]) -> str:
     name, words_text = f"mcp_servers.{SERVER}", json.dumps(words[1:])
     table = f"[{name}]\ncommand = {json.dumps(words[0])}\nargs = {words_text}\n"
     after = f"{rest}{_TOML_BEGIN}\n{table}{_TOML_END}\n"
-    for one in (text or "", after):
+    for text_ in (text or "", after):
         try:
-            tomllib.loads(one)
+            tomllib.loads(text_)
         except tomllib.TOMLDecodeError as exc:
             raise SettingsError(
                 f"{path}: expected TOML in which {name} can be added: {visible(str(exc))}; "

@@ -37,7 +37,9 @@ def undelivered_notes(root: str, agent: str, message_ids: Iterable[str]) -> dict
         if lock_owner(os.path.join(root, LOCK)) is None:  # no relay runs
             return dict.fromkeys(found, UNKNOWN)
         end = time.monotonic() + PATIENCE_S
-        while found and time.monotonic() < end and any(_is_new(root, agent, one) for one in found):
+        while (
+            found and time.monotonic() < end and any(_is_new(root, agent, name) for name in found)
+        ):
             time.sleep(0.05)
             found = _undelivered(root, agent, found)
     except (OSError, sqlite3.Error):

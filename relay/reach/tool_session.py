@@ -73,9 +73,9 @@ class ToolSession:
         if not pid:
             return None
         found = [
-            one
-            for one in load_sessions(self.root)
-            if one.agent and (one.pid, one.pid_start) == (pid, started)
+            session
+            for session in load_sessions(self.root)
+            if session.agent and (session.pid, session.pid_start) == (pid, started)
         ]
         return found[-1] if found else None
 
@@ -92,8 +92,8 @@ class ToolSession:
             for old in load_sessions(self.root, TOOLS):
                 if old.agent == name and not old.is_live:
                     settle(self.root, old, "end", "", DIED)
-                    for one, number in old.again.items():
-                        session.again[one] = max(number, session.again.get(one, 0))
+                    for message_id, number in old.again.items():
+                        session.again[message_id] = max(number, session.again.get(message_id, 0))
                     save_session(self.root, session)
                     remove_session(self.root, old)
             save_session(self.root, session)
@@ -117,9 +117,9 @@ class ToolSession:
         with self._change(self._own) as own:
             own.step, own.seen_at = own.step + 1, time.time_ns()
             held = {
-                one: own.offered.pop(one)
-                for one in pending & own.offered.keys()
-                if int(str(own.offered[one]["at"])) > latest
+                message_id: own.offered.pop(message_id)
+                for message_id in pending & own.offered.keys()
+                if int(str(own.offered[message_id]["at"])) > latest
             }
             settle(self.root, own, ACT, after)
             own.offered |= held
@@ -127,9 +127,10 @@ class ToolSession:
     def hidden(self, session: Session) -> set[str]:
         """The ids that this session, or another live one of the agent's tools, was shown."""
         shown = set(session.offered)
-        for one in load_sessions(self.root, TOOLS):
-            if one.agent == session.agent and one.session_id != session.session_id and one.is_live:
-                shown |= one.offered.keys()
+        for other in load_sessions(self.root, TOOLS):
+            is_other = other.session_id != session.session_id
+            if other.agent == session.agent and is_other and other.is_live:
+                shown |= other.offered.keys()
         return shown
 
     def offer(self, session: Session, call: str, ids: list[str], after: str) -> None:
@@ -144,7 +145,7 @@ class ToolSession:
         if not ids:
             return
         with self._change(self.find()) as changed:
-            here = sorted(one for one in ids if one in changed.offered)
+            here = sorted(message_id for message_id in ids if message_id in changed.offered)
             end_offer(self.root, changed, here, after, ACT)
 
     def end(self) -> None:

@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
         }
         is_fit = isinstance(value, types[self.type])  # type: ignore[arg-type]
         if isinstance(value, list):
-            is_fit = is_fit and all(isinstance(one, str) for one in value)
+            is_fit = is_fit and all(isinstance(item, str) for item in value)
         if not is_fit or (isinstance(value, bool) and self.type != "boolean"):
             raise BadArguments(f"{name}: expected {_A[self.type]}, got {_short(value)}")
         if self.choices and value not in self.choices:
@@ -90,17 +90,17 @@ class Tool(NamedTuple):
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of its arguments."""
-        required = [name for name, one in self.parameters.items() if one.is_required]
+        required = [name for name, parameter in self.parameters.items() if parameter.is_required]
         found: dict[str, Any] = {
             "type": "object",
-            "properties": {name: one.schema() for name, one in self.parameters.items()},
+            "properties": {name: parameter.schema() for name, parameter in self.parameters.items()},
             "additionalProperties": False,
         }
         return found | ({"required": required} if required else {})
 
     def check(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with defaults. Errors: BadArguments."""
-        values = {name: one.default for name, one in self.parameters.items()}
+        values = {name: parameter.default for name, parameter in self.parameters.items()}
         for name, value in given.items():
             if name == "await_s" and "wait" in self.parameters:  # its name until there were words
                 name, value = "wait", f"answer={value}s" if value else None
@@ -109,9 +109,9 @@ class Tool(NamedTuple):
                 raise BadArguments(f"{_short(name)} is not a parameter; there are {known}")
             if value is not None:
                 values[name] = self.parameters[name].check(name, value)
-        for name, one in self.parameters.items():
-            if one.is_required and values[name] is None:
-                raise BadArguments(f"{name} is missing: expected {_A[one.type]}")
+        for name, parameter in self.parameters.items():
+            if parameter.is_required and values[name] is None:
+                raise BadArguments(f"{name} is missing: expected {_A[parameter.type]}")
         return values
 
 

@@ -40,7 +40,7 @@ class Pace:
             return now
         over = self.at + self.took
         earliest = over + round(self.again_s * NS)
-        if any(waiting[one] for one in fresh):
+        if any(waiting[message_id] for message_id in fresh):
             return max(now, earliest, over + URGENT_PAUSE_S * NS)
         return max(over + PAUSES_S[min(self.count, len(PAUSES_S)) - 1] * NS, earliest)
 
@@ -73,7 +73,11 @@ class Inbox:
             return {}
         ids = [name[:-4] for name in names if name.endswith(".msg") and name[0] != "."]
         self._known = {o: self._known[o] if o in self._known else self._look(o) for o in ids}
-        return {one: is_urgent for one, is_urgent in self._known.items() if is_urgent is not None}
+        return {
+            message_id: is_urgent
+            for message_id, is_urgent in self._known.items()
+            if is_urgent is not None
+        }
 
     def _look(self, message_id: str) -> bool | None:
         """Is a message urgent; None: it does not ring."""

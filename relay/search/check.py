@@ -43,6 +43,6 @@ def check(path: str, *, deep: bool = False, is_running: bool = False) -> Iterato
     repairs: tuple[Repair, ...] = ()
     if not is_running:
         left = (name + suffix for suffix in LEFTOVERS if os.path.lexists(path + suffix))
-        repairs = tuple(Repair("remove", one) for one in left)
+        repairs = tuple(Repair("remove", path) for path in left)
     advice = f"{stop}`relay doctor --repair` removes it; {_FILLED_AGAIN}"
     yield Finding("search", name, problem, advice, Severity.WARNING, repairs=repairs)

@@ -65,7 +65,7 @@ def find(index: Index, query: Query, limit: int, ledger: str = "") -> Found:
             _attach(index.db, ledger)
         if query.topics:
             index.db.create_function(
-                "is_of_topics", 1, lambda one: any_topic_matches(one, query.topics)
+                "is_of_topics", 1, lambda topic: any_topic_matches(topic, query.topics)
             )
         if query.beside:
             marks = _marks(query.beside)
@@ -123,7 +123,7 @@ def _statement(index: Index, query: Query) -> tuple[str, tuple[object, ...]]:
     in_order = index.meta(DISORDER) is None
     conditions = list(_conditions(db, query, in_order))
     # A driver with few rows, each of which is then checked by all conditions.
-    counted = [(_count(db, one), one) for one in conditions if one.ids]
+    counted = [(_count(db, condition), condition) for condition in conditions if condition.ids]
     few = min(counted, key=lambda pair: pair[0], default=None)
     match = _match(query)
     order = _order(query, "m.id", in_order)
@@ -140,13 +140,16 @@ def _statement(index: Index, query: Query) -> tuple[str, tuple[object, ...]]:
         source = "trigrams AS t CROSS JOIN messages AS m ON m.id = t.rowid"
         conditions.insert(0, _Condition("trigrams MATCH ?", (match,)))
         conditions[1:1] = [
-            _Condition(f"t.rowid {one.sql[5:]}", one.values) for one in _bounds(conditions)
+            _Condition(f"t.rowid {condition.sql[5:]}", condition.values)
+            for condition in _bounds(conditions)
         ]
-        conditions = [one._replace(sql=one.probe or one.sql) for one in conditions]
+        conditions = [
+            condition._replace(sql=condition.probe or condition.sql) for condition in conditions
+        ]
         order = _order(query, "t.rowid", in_order)
     conditions += [_Condition("instr(m.body, ?) > 0", (text,)) for text in query.texts]
-    where = " AND ".join(one.sql for one in conditions) or "1"
-    values += tuple(value for one in conditions for value in one.values)
+    where = " AND ".join(condition.sql for condition in conditions) or "1"
+    values += tuple(value for condition in conditions for value in condition.values)
     sql = (
         f"SELECT m.*, (SELECT name FROM channels WHERE id = m.channel) FROM {source}"
         f" WHERE {where} ORDER BY {order}"
@@ -165,7 +168,7 @@ def _order(query: Query, number: str, in_order: bool) -> str:
 
 def _bounds(conditions: Iterable[_Condition]) -> list[_Condition]:
     """The conditions on the number alone."""
-    return [one for one in conditions if one.sql.startswith("m.id ")]
+    return [condition for condition in conditions if condition.sql.startswith("m.id ")]
 
 
 def _conditions(db: sqlite3.Connection, query: Query, in_order: bool) -> Iterator[_Condition]:

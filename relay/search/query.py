@@ -156,7 +156,7 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     word = value.lower()
     if word not in known:
         close = difflib.get_close_matches(word, known, 1)
-        expected = ", ".join(one for one in known if one not in _FORMER)
+        expected = ", ".join(key for key in known if key not in _FORMER)
         meant = f"perhaps {key}:{close[0]}" if close else f"expected {expected}"
         raise InvalidQuery(
             f"{key}:{value} is unknown ({meant})", hint=_HINT.format(f"{key}:{value}")
@@ -209,7 +209,7 @@ def any_topic_matches(topic: str | None, patterns: tuple[str, ...]) -> bool:
     """True if a topic, which a message may lack, matches one of these patterns."""
     from relay.engine.rules import topic_matches  # loads the engine: few ask for a topic
 
-    return topic is not None and any(topic_matches(topic, one) for one in patterns)
+    return topic is not None and any(topic_matches(topic, pattern) for pattern in patterns)
 
 
 def sort_key(query: Query, entry: Entry) -> tuple[object, ...]:
@@ -242,7 +242,9 @@ def required_literals(pattern: str) -> tuple[str, ...]:
     """
     if _NOT_CLEAR.search(pattern):
         return ()
-    pieces = [(str(one.lastgroup), one[str(one.lastgroup)]) for one in _PIECE.finditer(pattern)]
+    pieces = [
+        (str(match.lastgroup), match[str(match.lastgroup)]) for match in _PIECE.finditer(pattern)
+    ]
     found: list[str] = []
     run, depth = "", 0
     for (kind, text), following in pairwise([*pieces, ("", "")]):

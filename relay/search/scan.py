@@ -52,7 +52,7 @@ def scan(
             found.append((entry_of(message, names, kinds[message.message_type]), channel))
             if len(found) > limit and query.sort == SORTS[0] and not query.is_reversed:
                 break
-    found.sort(key=lambda one: sort_key(query, one[0]), reverse=largest_first(query))
+    found.sort(key=lambda pair: sort_key(query, pair[0]), reverse=largest_first(query))
     return Found(found[:limit], len(found) > limit)
 
 

@@ -91,15 +91,15 @@ def _role_in(home: Home, name: str) -> str | None:
         return None
 
 
-def agent_facts(one: ListedAgent, now_ns: int) -> dict[str, object]:
-    row, role, unread, alert, state, _ = one
+def agent_facts(listed: ListedAgent, now_ns: int) -> dict[str, object]:
+    row, role, unread, alert, state, _ = listed
     return {
         "name": row["name"],
         "status": row["status"],
         "role": role,
         "pid": row["pid"],
         "registered_at": row["registered_at"],
-        "last_seen_at": one.seen_at,
+        "last_seen_at": listed.seen_at,
         "unread": unread,
         "dead": row["dead"],
         "note": row["note"],
@@ -143,10 +143,10 @@ def _files(home: Home, name: str, folder: str) -> list[int]:
     """Return when each message in a folder of a mailbox was written (Unix ns)."""
     found: list[int] = []
     with contextlib.suppress(OSError), os.scandir(home.path("agents", name, folder)) as files:
-        for one in files:
+        for file in files:
             with contextlib.suppress(FileNotFoundError):  # read in the meantime
-                if one.name.endswith(MSG_SUFFIX):
-                    found.append(one.stat(follow_symlinks=False).st_mtime_ns)
+                if file.name.endswith(MSG_SUFFIX):
+                    found.append(file.stat(follow_symlinks=False).st_mtime_ns)
     return found
 
 
@@ -251,7 +251,7 @@ def count_unread(root: str, name: str) -> int | None:
     """Count the messages in an inbox; None if it cannot be listed."""
     try:
         with os.scandir(os.path.join(root, "agents", name, "inbox")) as files:
-            return sum(one.name.endswith(MSG_SUFFIX) for one in files)
+            return sum(file.name.endswith(MSG_SUFFIX) for file in files)
     except OSError:
         return None
 
@@ -284,6 +284,6 @@ def reached_by_all(home: Home, sender: str) -> tuple[list[str], int]:
             names = {row[0] for row in db.execute(present)}
     except LedgerError:  # no relay has run here yet
         names = set(home.agent_names())
-    live = {one.agent for one in load_sessions(home.root) if one.is_live}
+    live = {session.agent for session in load_sessions(home.root) if session.is_live}
     found = sorted(names - {sender})
     return found, len(live & set(found))

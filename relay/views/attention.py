@@ -99,15 +99,15 @@ def attention(
     hushed = _read(home).hushed
     items = [*_of_messages(home, now_ns), *_of_agents(home, now_ns), *_of_relay(home, now_ns)]
     items += _of_findings(findings)
-    items = [one for one in items if not _is_hushed(one, hushed.get(one.key), now_ns)]
-    return sorted(items, key=lambda one: (one.at, one.key))
+    items = [item for item in items if not _is_hushed(item, hushed.get(item.key), now_ns)]
+    return sorted(items, key=lambda item: (item.at, item.key))
 
 
 def hush(home: Home, item: Item, until_ns: int = FOREVER) -> None:
     """Leave an item out until then, or until it begins anew. Errors: OSError."""
     with _changing(home) as known:
         known.hushed[item.key] = (item.at, until_ns)
-        newest = sorted(known.hushed.items(), key=lambda one: one[1])[-MOST_HUSHED:]
+        newest = sorted(known.hushed.items(), key=lambda pair: pair[1])[-MOST_HUSHED:]
         known.hushed = dict(newest)
 
 
@@ -117,10 +117,10 @@ def tell_new(home: Home, items: Sequence[Item], tell: Callable[[list[Item]], Non
     Errors: those of ``tell``, and OSError.
     """
     told = _read(home).told
-    if new := [one for one in items if told.get(one.key, -1) < one.at]:
+    if new := [item for item in items if told.get(item.key, -1) < item.at]:
         tell(new)
     with _changing(home) as known:
-        known.told = {one.key: one.at for one in items}
+        known.told = {item.key: item.at for item in items}
 
 
 class _Known(msgspec.Struct):
@@ -200,7 +200,7 @@ def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> t
         text = file.body.decode(errors="replace").strip().partition("\n")[0]
         options = options_of(file.headers.get("OPTIONS"))
     if options:
-        may_approve = "yes" in [one.lower() for one in options]
+        may_approve = "yes" in [option.lower() for option in options]
         command = f"relay reply {message_id} {options[0]}"
         command = f"relay approve {message_id}" if may_approve else command
         text = f"{text} ({', '.join(options)})"
@@ -238,11 +238,11 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
     for name, at, why in ended:
         what = f"its process {why}" if why else "its process has failed"
         yield Item(f"process:{name}", "process", at, name, what, f"relay logs {name}")
-    for one in list_agents(home, now_ns):
-        name, state = one.row["name"], one.state
+    for agent in list_agents(home, now_ns):
+        name, state = agent.row["name"], agent.state
         if name in (OPERATOR, ORCHESTRATOR):
             continue
-        if (item := _of_agent(one, now_ns)) is not None:
+        if (item := _of_agent(agent, now_ns)) is not None:
             yield item
         since, count = unread.get(name, (0, 0))
         if count and state and (why := _why_not_rung(home, name)):
@@ -251,8 +251,8 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
             yield Item(f"bell:{name}", "bell", since or state.since, name, what, command)
 
 
-def _of_agent(one: ListedAgent, now_ns: int) -> Item | None:
-    row, state = one.row, one.state
+def _of_agent(agent: ListedAgent, now_ns: int) -> Item | None:
+    row, state = agent.row, agent.state
     name, owed = row["name"], row["owed"]
     owes = f"owes {plural(owed, 'answer')}"
     show, open_ = f"relay agents show {name}", f"relay open --agent {name}"
@@ -262,11 +262,11 @@ def _of_agent(one: ListedAgent, now_ns: int) -> Item | None:
     if not owed:
         return None
     is_away = row["status"] != "active"
-    if is_away or one.alert.ended_pid is not None or doing in (ENDED, UNSEEN):
-        since = (row["changed_at"] if is_away else one.seen_at) or now_ns
-        seen = f"not seen since {local_time(one.seen_at, now_ns)}" if one.seen_at else "gone"
+    if is_away or agent.alert.ended_pid is not None or doing in (ENDED, UNSEEN):
+        since = (row["changed_at"] if is_away else agent.seen_at) or now_ns
+        seen = f"not seen since {local_time(agent.seen_at, now_ns)}" if agent.seen_at else "gone"
         return Item(f"gone:{name}", "gone", since, name, f"{seen}, and {owes}", open_)
-    if state and doing == "idle" and now_ns - state.since >= IDLE_NS and not one.unread:
+    if state and doing == "idle" and now_ns - state.since >= IDLE_NS and not agent.unread:
         return Item(f"idle:{name}", "idle", state.since, name, f"idle, and {owes}", open_)
     return None
 
@@ -280,11 +280,13 @@ def _why_not_rung(home: Home, name: str) -> str:
     from relay.reach.rungs import silence
     from relay.reach.session import IDLE, load_sessions
 
-    live = [one for one in load_sessions(home.root) if one.agent == name and one.is_live]
-    idle = [one for one in live if one.state == IDLE]
-    if any(not is_ringing(home.root, one) for one in idle):
+    live = [
+        session for session in load_sessions(home.root) if session.agent == name and session.is_live
+    ]
+    idle = [session for session in live if session.state == IDLE]
+    if any(not is_ringing(home.root, session) for session in idle):
         return "its bell does not run"
-    return next((f"it was {why}" for one in idle if (why := silence(home.root, one))), "")
+    return next((f"it was {why}" for session in idle if (why := silence(home.root, session))), "")
 
 
 def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:
@@ -293,7 +295,7 @@ def _of_relay(home: Home, now_ns: int) -> Iterator[Item]:
         return
     waiting = [(agent, message_id) for agent, message_id in messages_in(home, "outbox")]
     if waiting or unclean_stop(home) is not None:
-        first = min((_sent_ns(home, *one) for one in waiting), default=0)
+        first = min((_sent_ns(home, *message) for message in waiting), default=0)
         what = f"no relay is running; {plural(len(waiting), 'message')} in outboxes"
         yield Item("relay", "relay", min(first, now_ns), None, what, "relay up")
 
@@ -308,9 +310,9 @@ def _sent_ns(home: Home, agent: str, message_id: str) -> int:
 
 def _of_findings(findings: Iterable[Finding]) -> Iterator[Item]:
     """Yield doctor's errors, and its word on a disk that fills up."""
-    for one in findings:
-        is_disk = one.what == "limits" and "disk" in one.found
-        if one.severity is Severity.ERROR or (is_disk and one.severity is Severity.WARNING):
+    for finding in findings:
+        is_disk = finding.what == "limits" and "disk" in finding.found
+        if finding.severity is Severity.ERROR or (is_disk and finding.severity is Severity.WARNING):
             kind = "disk" if is_disk else "doctor"
-            key = f"{kind}:{one.what}:{one.where}"
-            yield Item(key, kind, 0, None, one.text, one.advice or "relay doctor")
+            key = f"{kind}:{finding.what}:{finding.where}"
+            yield Item(key, kind, 0, None, finding.text, finding.advice or "relay doctor")

@@ -117,12 +117,13 @@ def make_digest(ledger: str, since_ns: int, now_ns: int) -> Digest:
             counts=_counts(db, period, len(ended)),
             before=_before(db, period, ended),
             agents=len(agents),
-            worked=sent | {one["name"]: 0 for one in agents if _only_read(one, sent, since_ns)},
-            joined=[one["name"] for one in agents if one["registered_at"] >= since_ns],
+            worked=sent
+            | {agent["name"]: 0 for agent in agents if _only_read(agent, sent, since_ns)},
+            joined=[agent["name"] for agent in agents if agent["registered_at"] >= since_ns],
             left={
-                one["name"]: one["status"]
-                for one in agents
-                if one["status"] != "active" and (one["changed_at"] or 0) >= since_ns
+                agent["name"]: agent["status"]
+                for agent in agents
+                if agent["status"] != "active" and (agent["changed_at"] or 0) >= since_ns
             },
             open_answers=len(owed),
             open=[Owed(*row) for row in owed[:MOST_NAMED]],

@@ -123,7 +123,7 @@ class EventCursor:
             "SELECT recipient FROM deliveries WHERE message_id = ? ORDER BY 1",
             (row["message_id"],),
         )
-        return [one[0] for one in found]
+        return [row[0] for row in found]
 
     def _reason(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:
@@ -211,9 +211,9 @@ def body_of(home: Home, event: dict[str, Any], path: str | None) -> str | None:
     if event["event"] == "delivered" and event["recipients"] is None:
         return None  # to one recipient again
     name = path.rpartition("/")[2]
-    inboxes = [f"agents/{one}/inbox" for one in event["recipients"] or ()]
+    inboxes = [f"agents/{recipient}/inbox" for recipient in event["recipients"] or ()]
     # the relay's own messages have only these copies
-    copies = (f"{folder}/{name}" for one in inboxes for folder in (one, f"{one}/{READ}"))
+    copies = (f"{folder}/{name}" for inbox in inboxes for folder in (inbox, f"{inbox}/{READ}"))
     for place in (path, *copies):
         with contextlib.suppress(OSError, RelayError):
             data = read_file(home, place)

@@ -36,12 +36,13 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
     An id with fewer digits, or that none of them tells apart from another one, stays whole.
     """
-    short = {one: one for one in ids}
-    left, length = {one for one in short if len(one.partition("-")[2]) >= SHORT}, SHORT
+    short = {message_id: message_id for message_id in ids}
+    left = {message_id for message_id in short if len(message_id.partition("-")[2]) >= SHORT}
+    length = SHORT
     while left:
-        parts = {one: one.partition("-")[2][:length] for one in left}
+        parts = {message_id: message_id.partition("-")[2][:length] for message_id in left}
         counts = Counter(parts.values())
-        found = {one: part for one, part in parts.items() if counts[part] == 1}
+        found = {message_id: part for message_id, part in parts.items() if counts[part] == 1}
         short |= found
         left -= found.keys()
         if all(len(part) < length for part in parts.values()):

@@ -119,34 +119,34 @@ def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
         return []
 
 
-def message_facts(home: Home, one: StoredMessage) -> dict[str, Any]:
+def message_facts(home: Home, stored: StoredMessage) -> dict[str, Any]:
     """The facts that `relay show --json` prints."""
-    rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", one.id)
-    deliveries = _deliveries(home, one.id)
+    rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", stored.id)
+    deliveries = _deliveries(home, stored.id)
     answers = {each["answer_id"]: each["recipient"] for each in deliveries if each["answer_id"]}
     now_ns, row = time.time_ns(), rows[0] if rows else None
-    attached = attachments_of(one.file.headers, one.file.attachments)
+    attached = attachments_of(stored.file.headers, stored.file.attachments)
     sizes = {each: size_of(home, each) for each in attached}
-    kind = str(one.file.kind)
+    kind = str(stored.file.kind)
     return {
-        "id": one.id,
-        "from": one.sender,
-        "to": one.file.to,
+        "id": stored.id,
+        "from": stored.sender,
+        "to": stored.file.to,
         "kind": kind,
         "at": when(row["discovered_at"]) if row else None,
-        "outcome": outcomes.headline(row, deliveries, now_ns) if row else _unknown(one),
+        "outcome": outcomes.headline(row, deliveries, now_ns) if row else _unknown(stored),
         "recipients": {
             each["recipient"]: outcomes.describe(each, kind, now_ns) for each in deliveries
         },
-        "headers": {k: v for k, v in one.file.headers.items() if k not in UNSHOWN_HEADERS},
+        "headers": {k: v for k, v in stored.file.headers.items() if k not in UNSHOWN_HEADERS},
         "attachments": sizes,
         "attached": [
             {"name": each.name, "reference": each, "bytes": sizes[each]} for each in attached
         ],
-        "body": one.file.body.decode(errors="replace"),
+        "body": stored.file.body.decode(errors="replace"),
         "answers": [_answer(home, *each) for each in answers.items()],
-        "about": [_about(each) for each in _messages_about(home, one.id)],
-        "path": one.path,
+        "about": [_about(each) for each in _messages_about(home, stored.id)],
+        "path": stored.path,
     }
 
 
@@ -164,8 +164,8 @@ def _about(entry: Entry) -> dict[str, Any]:
     return {"id": entry.relay_id, "from": entry.sender, "kind": entry.kind, "body": entry.body}
 
 
-def _unknown(one: StoredMessage) -> str:
-    return "not in the ledger" if one.place == "inbox" else "not seen by a relay yet"
+def _unknown(stored: StoredMessage) -> str:
+    return "not in the ledger" if stored.place == "inbox" else "not seen by a relay yet"
 
 
 def _answer(home: Home, answer_id: str, sender: str) -> dict[str, Any]:
@@ -176,8 +176,8 @@ def _answer(home: Home, answer_id: str, sender: str) -> dict[str, Any]:
     return {"id": answer_id, "from": sender, "body": body}
 
 
-def size_of(home: Home, one: Attachment) -> int | None:
+def size_of(home: Home, attachment: Attachment) -> int | None:
     """Return the bytes of an attachment; None if it is not there."""
     with contextlib.suppress(OSError):
-        return os.stat(home.path(one.path)).st_size if one.path else None
+        return os.stat(home.path(attachment.path)).st_size if attachment.path else None
     return None

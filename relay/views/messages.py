@@ -230,7 +230,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
     except LedgerError as exc:
         if query.states or query.since is not None:
             raise
-        rows = [_facts(*one) for one in found.entries[offset : offset + limit]]
+        rows = [_facts(*entry) for entry in found.entries[offset : offset + limit]]
         has_more = found.has_more
         why = "; ".join(filter(None, (str(exc), exc.hint)))
         note = note or f"what became of them is not known: {why}"
@@ -248,8 +248,8 @@ def _by_ledger(
 
     entries, rows = [*found.entries], []
     with contextlib.closing(open_current(home.path(LEDGER))) as db:
-        entries += [(one, "") for one in _refused(db, home, query)]
-        entries.sort(key=lambda one: sort_key(query, one[0]), reverse=largest_first(query))
+        entries += [(entry, "") for entry in _refused(db, home, query)]
+        entries.sort(key=lambda pair: sort_key(query, pair[0]), reverse=largest_first(query))
         for row in _rows(db, query, entries[offset : offset + limit]):
             if row["outcome"] == outcomes.Outcome.REFUSED and not row["content"]:
                 row["content"] = _body(home, _path_of(db, row["id"]))
@@ -262,7 +262,7 @@ def _check_names(home: Home, query: Query) -> None:
     """Errors: NotFound for a name in a query that is nobody's, and the one probably meant."""
     check_agents(home, *query.senders, *query.recipients, *query.parties)
     if query.channels:
-        known = [one.name for one in read_store(home).channels.list_all()]
+        known = [channel.name for channel in read_store(home).channels.list_all()]
         for name in query.channels:
             if name not in known:
                 raise channel_not_found(name, known)
@@ -343,8 +343,8 @@ def _rows(
     found = db.execute(f"SELECT * FROM messages WHERE {which}", (ids,))
     messages = {row["message_id"]: row for row in found}
     deliveries: dict[str, list[outcomes.Fields]] = {}
-    for one in outcomes.read_deliveries(db, which, ids):
-        deliveries.setdefault(one["message_id"], []).append(one)
+    for delivery in outcomes.read_deliveries(db, which, ids):
+        deliveries.setdefault(delivery["message_id"], []).append(delivery)
     wanted = _wanted(db, query, which, ids) if query.states else None
     now_ns = time.time_ns()
     for entry, channel in page:
@@ -357,10 +357,10 @@ def _rows(
         elif wanted is None or row["status"] == "failed":
             yield facts | outcomes.facts(row, all_of_it, now_ns)
         else:
-            for one in all_of_it:
-                if (number, one["recipient"]) in wanted:
-                    names = {"to": one["recipient"], "recipients": [one["recipient"]]}
-                    yield facts | names | outcomes.facts(row, [one], now_ns)
+            for delivery in all_of_it:
+                if (number, delivery["recipient"]) in wanted:
+                    names = {"to": delivery["recipient"], "recipients": [delivery["recipient"]]}
+                    yield facts | names | outcomes.facts(row, [delivery], now_ns)
 
 
 def became_of(home: Home, recipient: str, message_ids: list[str]) -> dict[str, dict[str, Any]]:
@@ -378,10 +378,10 @@ def became_of(home: Home, recipient: str, message_ids: list[str]) -> dict[str, d
             messages = {row["message_id"]: row for row in rows}
             mine = f"{which} AND recipient = ?"
             now_ns = time.time_ns()
-            for one in outcomes.read_deliveries(db, mine, ids, recipient):
-                if (row := messages.get(one["message_id"])) is not None:
+            for delivery in outcomes.read_deliveries(db, mine, ids, recipient):
+                if (row := messages.get(delivery["message_id"])) is not None:
                     at = iso_time(row["discovered_at"])[:19] + "Z"
-                    found[row["message_id"]] = {"at": at, **outcomes.facts(row, [one], now_ns)}
+                    found[row["message_id"]] = {"at": at, **outcomes.facts(row, [delivery], now_ns)}
     return found
 
 

@@ -46,15 +46,19 @@ def agent_states(home: Home, now_ns: int) -> dict[str, AgentState]:
     from relay.reach.session import IDLE, WORKING, load_sessions
 
     found: dict[str, tuple[bool, int, AgentState]] = {}
-    for one in load_sessions(home.root):
-        is_live = one.is_live
-        state, since = one.state or IDLE, one.state_at  # empty: bound just now
-        is_silent = state == WORKING and now_ns - one.seen_at >= UNSEEN_NS
+    for session in load_sessions(home.root):
+        is_live = session.is_live
+        state, since = session.state or IDLE, session.state_at  # empty: bound just now
+        is_silent = state == WORKING and now_ns - session.seen_at >= UNSEEN_NS
         if state != ENDED and (is_silent or not is_live):
-            state, since = UNSEEN, one.seen_at
-        rank = (is_live, one.seen_at, AgentState(state, since, one.key, one.seen_at, one.error))
-        if one.agent and rank[:2] >= found.get(one.agent, (False, -1))[:2]:
-            found[one.agent] = rank
+            state, since = UNSEEN, session.seen_at
+        rank = (
+            is_live,
+            session.seen_at,
+            AgentState(state, since, session.key, session.seen_at, session.error),
+        )
+        if session.agent and rank[:2] >= found.get(session.agent, (False, -1))[:2]:
+            found[session.agent] = rank
     return {name: rank[2] for name, rank in found.items()}
 
 
@@ -63,9 +67,9 @@ def latest_calls(home: Home) -> dict[str, int]:
     from relay.reach.session import TOOLS, load_sessions
 
     found: dict[str, int] = {}
-    for one in load_sessions(home.root, TOOLS):
-        if one.is_live:
-            found[one.agent] = max(one.seen_at, found.get(one.agent, 0))
+    for session in load_sessions(home.root, TOOLS):
+        if session.is_live:
+            found[session.agent] = max(session.seen_at, found.get(session.agent, 0))
     return found
 
 

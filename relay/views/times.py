@@ -36,7 +36,7 @@ def with_iso_times(facts: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             return with_iso_times(value)
         if isinstance(value, list):
-            return [shown("", one) for one in value]
+            return [shown("", item) for item in value]
         return value
 
     return {name: shown(name, value) for name, value in facts.items()}

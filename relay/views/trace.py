@@ -92,9 +92,9 @@ def trace_message(home: Home, given: str) -> tuple[dict[str, Any], str]:
         except NotRecorded:  # the relay may have recorded it in the meantime: look again
             facts = find_unrecorded(home, message_id) or read_trace(db, message_id)
     if facts["status"] not in UNRECORDED_TEXT:
-        hops = [Hop(**one) for one in facts["hops"]]
+        hops = [Hop(**hop) for hop in facts["hops"]]
         try:
-            last = {one["answer"] for one in facts["deliveries"]}
+            last = {delivery["answer"] for delivery in facts["deliveries"]}
             hops += _hops_about(home, message_id, last)
         except (RelayError, OSError) as exc:
             note = f"reminders and messages about it are not known: {exc}"
@@ -107,20 +107,20 @@ def _hops_about(home: Home, message_id: str, last: Set[str]) -> Iterator[Hop]:
     """Yield reminders, notices and other messages about a message, and answers but the ``last``."""
     from relay.views.messages import messages_about
 
-    for one in messages_about(home, message_id):
-        if one.kind in ANSWERS:
-            if one.relay_id not in last and one.sender != ORCHESTRATOR:
-                said = " ".join(one.body.split())[:MOST_ANSWER]
-                told = f"{one.kind}, {said} (answer {one.relay_id})"
-                yield Hop(one.at_ns, "answered", one.sender, detail=told)
+    for message in messages_about(home, message_id):
+        if message.kind in ANSWERS:
+            if message.relay_id not in last and message.sender != ORCHESTRATOR:
+                said = " ".join(message.body.split())[:MOST_ANSWER]
+                told = f"{message.kind}, {said} (answer {message.relay_id})"
+                yield Hop(message.at_ns, "answered", message.sender, detail=told)
             continue
-        names = json.loads(one.recipients)
-        what, name = "about", one.sender
-        if one.sender == ORCHESTRATOR:
-            what, name = "reminded" if one.kind == Kind.REMINDER else "told", ", ".join(names)
-        text = f"{one.relay_id}: {one.body}" if what == "about" else one.body
+        names = json.loads(message.recipients)
+        what, name = "about", message.sender
+        if message.sender == ORCHESTRATOR:
+            what, name = "reminded" if message.kind == Kind.REMINDER else "told", ", ".join(names)
+        text = f"{message.relay_id}: {message.body}" if what == "about" else message.body
         detail = None if what == "reminded" else text.split("\n", 1)[0]
-        yield Hop(one.at_ns, what, name, detail=detail)
+        yield Hop(message.at_ns, what, name, detail=detail)
 
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
@@ -141,11 +141,11 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         return _rejected(db, message_id)
     deliveries = outcomes.read_deliveries(db, "message_id = ?", message_id)
     log: dict[str, list[sqlite3.Row]] = {}
-    for one in db.execute(_LOG, (message_id,)):
-        log.setdefault(one["recipient"], []).append(one)
+    for entry in db.execute(_LOG, (message_id,)):
+        log.setdefault(entry["recipient"], []).append(entry)
     hops = [Hop(row["discovered_at"], "discovered", None)]
-    for one in deliveries:
-        hops += delivery_hops(one, log.get(one["recipient"], ()))
+    for delivery in deliveries:
+        hops += delivery_hops(delivery, log.get(delivery["recipient"], ()))
     hops += offer_hops(db, message_id, deliveries)
     if row["processed_at"]:
         hops.append(Hop(row["processed_at"], row["status"], None, detail=row["file_path"]))
@@ -163,7 +163,7 @@ def read_trace(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
         "retries": row["retry_count"],
         "error": row["last_error"],
         "code": row["last_error_code"],
-        "deliveries": [_delivery(one) for one in deliveries],
+        "deliveries": [_delivery(delivery) for delivery in deliveries],
         "hops": [hop._asdict() for hop in sort_hops(hops)],
     }
 
@@ -227,37 +227,37 @@ def describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
         said += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
     elif (hop["attempt"] or 1) > 1 and what not in OFFERS:
         said += f", attempt {hop['attempt']}"
-    for one in facts["deliveries"]:
-        is_it = one["recipient"] == name and one["state"] == what == "held"
-        if is_it and hop["detail"] is not None and one["due_at"]:
-            said += f", tried again at {local_time(one['due_at'])}"
+    for delivery in facts["deliveries"]:
+        is_it = delivery["recipient"] == name and delivery["state"] == what == "held"
+        if is_it and hop["detail"] is not None and delivery["due_at"]:
+            said += f", tried again at {local_time(delivery['due_at'])}"
     return said
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
     """Format an acknowledgment's first line and id."""
-    for one in facts["deliveries"]:
-        if one["recipient"] == name and one["answer"]:
-            text = f", {one['answer_text']}" if one["answer_text"] else ""
-            return f"{text} (answer {one['answer']})"
+    for delivery in facts["deliveries"]:
+        if delivery["recipient"] == name and delivery["answer"]:
+            text = f", {delivery['answer_text']}" if delivery["answer_text"] else ""
+            return f"{text} (answer {delivery['answer']})"
     return ""
 
 
 def not_yet(deliveries: list[dict[str, Any]], is_to_be_acked: bool) -> Iterator[str]:
     """List the steps still to come. Reading a command does not complete it: an agent may crash."""
-    for one in deliveries:
-        name, state = one["recipient"], one["state"]
+    for delivery in deliveries:
+        name, state = delivery["recipient"], delivery["state"]
         if name == ORCHESTRATOR:
-            if not one["read_at"]:
+            if not delivery["read_at"]:
                 yield "handled by the relay itself"
             continue
         if state == "staged":
             yield f"written to the inbox of {name}"
         if state in ("staged", "written"):
             yield f"read by {name}"
-        if is_to_be_acked and state in ("staged", "written", "read") and not one["acked_at"]:
-            yield f"acknowledged by {name}{outcomes.reminders_text(one)}"
-        elif state == "acked" and one["outcome"] == Outcome.IN_PROGRESS:
+        if is_to_be_acked and state in ("staged", "written", "read") and not delivery["acked_at"]:
+            yield f"acknowledged by {name}{outcomes.reminders_text(delivery)}"
+        elif state == "acked" and delivery["outcome"] == Outcome.IN_PROGRESS:
             yield f"completed by {name}"
 
 
@@ -292,20 +292,20 @@ def offer_hops(
 ) -> Iterator[Hop]:
     """Yield what hooks showed of a message and what came of it, and rings while it waited."""
     query = "SELECT * FROM offers WHERE message_id = ? ORDER BY recipient, offer"
-    for one in db.execute(query, (message_id,)):
-        name, offer = one["recipient"], one["offer"]
-        if one["state"] == "offered" or one["after"]:
-            detail = f"session {one['session']}, after {one['after'] or 'a call'}"
-            yield Hop(one["offered_at"], "offered", name, offer, detail)
-        if one["state"] != "offered":
-            yield Hop(one["ended_at"], one["state"], name, offer, one["evidence"])
+    for offered in db.execute(query, (message_id,)):
+        name, offer = offered["recipient"], offered["offer"]
+        if offered["state"] == "offered" or offered["after"]:
+            detail = f"session {offered['session']}, after {offered['after'] or 'a call'}"
+            yield Hop(offered["offered_at"], "offered", name, offer, detail)
+        if offered["state"] != "offered":
+            yield Hop(offered["ended_at"], offered["state"], name, offer, offered["evidence"])
     rings = "SELECT * FROM rings WHERE agent = ? AND at BETWEEN ? AND ? ORDER BY at LIMIT ?"
-    for one in deliveries:
-        since = one["written_at"] or 0  # of a file that was found by recovery it is not known
-        until = one["read_at"] or one["acked_at"] or NEVER
-        for ring in db.execute(rings, (one["recipient"], since, until, MOST_RINGS)):
+    for delivery in deliveries:
+        since = delivery["written_at"] or 0  # of a file that was found by recovery it is not known
+        until = delivery["read_at"] or delivery["acked_at"] or NEVER
+        for ring in db.execute(rings, (delivery["recipient"], since, until, MOST_RINGS)):
             detail = f"{ring['rung']}, {ring['messages']} waiting: {ring['result']}"
-            yield Hop(ring["at"], "rung", one["recipient"], detail=detail)
+            yield Hop(ring["at"], "rung", delivery["recipient"], detail=detail)
 
 
 def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]:
@@ -324,8 +324,8 @@ def _with_exact_times(hops: Iterable[Hop], read_at: int | None) -> Iterator[Hop]
         yield hop._replace(at=at)
 
 
-def _is_same_ms(one: int | None, other: int | None) -> bool:
-    return one is not None and other is not None and one // NS_PER_MS == other // NS_PER_MS
+def _is_same_ms(first: int | None, second: int | None) -> bool:
+    return first is not None and second is not None and first // NS_PER_MS == second // NS_PER_MS
 
 
 def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
@@ -343,12 +343,12 @@ def _attempts(delivery: Mapping[str, Any], log: Iterable[sqlite3.Row]) -> Iterat
     name, number = delivery["recipient"], 1
     before: int | None = None  # when the last file was written; not every attempt writes one
     seen: list[sqlite3.Row] = []
-    for one in log:
-        if one["attempt"] not in (None, number):
-            written = one["written_at"] if one["written_at"] != before else None
-            yield from _attempt_hops(name, number, one["staged_at"], written, seen)
-            before, number, seen = one["written_at"], one["attempt"], []
-        seen.append(one)
+    for entry in log:
+        if entry["attempt"] not in (None, number):
+            written = entry["written_at"] if entry["written_at"] != before else None
+            yield from _attempt_hops(name, number, entry["staged_at"], written, seen)
+            before, number, seen = entry["written_at"], entry["attempt"], []
+        seen.append(entry)
     while number < delivery["attempt"]:  # attempts missing in audit_log
         yield from _attempt_hops(name, number, None, None, seen, is_noted=False)
         number, seen = number + 1, []
@@ -368,15 +368,15 @@ def _attempt_hops(
     """Yield one attempt: accepted or replayed, written, and its result."""
     if number == 1:
         yield Hop(staged, "accepted", name, number)
-    for one in seen:
-        if one["old_status"] == "dead" and one["new_status"] in ("held", "written"):
+    for entry in seen:
+        if entry["old_status"] == "dead" and entry["new_status"] in ("held", "written"):
             # logged after the fact: sort it before the file it produced
-            yield Hop(min(one["at"], written or one["at"]), "replayed", name, number)
+            yield Hop(min(entry["at"], written or entry["at"]), "replayed", name, number)
     if written or not is_noted:
         yield Hop(written, "written", name, number)
-    for one in seen:
-        if one["new_status"] in ("read", *ENDED):
-            yield Hop(one["at"], one["new_status"], name, number)
+    for entry in seen:
+        if entry["new_status"] in ("read", *ENDED):
+            yield Hop(entry["at"], entry["new_status"], name, number)
 
 
 def count_waiting(home: Home) -> int:

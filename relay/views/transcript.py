@@ -139,7 +139,7 @@ def _call(name: object, told: object) -> str:
 
 def _text_of(content: object) -> str:
     if isinstance(content, list):
-        parts = [str(one.get("text", "")) for one in content if isinstance(one, dict)]
+        parts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
         return " ".join(parts)
     return str(content or "")
 
@@ -155,6 +155,10 @@ def transcript_of(home: Home, name: str) -> str:
     """The transcript of the agent's session: one that lives, else the one seen last; or empty."""
     from relay.reach.session import load_sessions
 
-    known = [one for one in load_sessions(home.root) if one.agent == name and one.transcript]
-    best = max(known, key=lambda one: (one.is_live, one.seen_at), default=None)
+    known = [
+        session
+        for session in load_sessions(home.root)
+        if session.agent == name and session.transcript
+    ]
+    best = max(known, key=lambda session: (session.is_live, session.seen_at), default=None)
     return best.transcript if best else ""

@@ -100,12 +100,16 @@ def replay_all(home: Home, name: str, form: Form) -> Done:
     """Deliver the dead letters of one reason again, if there are as many as were counted."""
     reason, count = form.get("reason", ""), form.get("count", "")
     groups = failed_groups(home)
-    found = [one for one in groups if one["outcome"] == "dead" and (one["reason"] or "") == reason]
-    ids = sorted({row["id"] for one in found for row in one["rows"]})
+    found = [
+        group
+        for group in groups
+        if group["outcome"] == "dead" and (group["reason"] or "") == reason
+    ]
+    ids = sorted({row["id"] for group in found for row in group["rows"]})
     if not ids or str(len(ids)) != count:
         now = plural(len(ids), "dead letter")
         raise Refused(f"there are {now} of this reason now, not {count[:20]}: look again")
-    bodies = [f"ACTION: dead.replay\nID: {one}" for one in ids[:MOST_FAILED]]
+    bodies = [f"ACTION: dead.replay\nID: {message_id}" for message_id in ids[:MOST_FAILED]]
     with _operator(home) as me:
         sent = me.send_many(
             {"to": ORCHESTRATOR, "body": body, "kind": Kind.COMMAND} for body in bodies
@@ -120,10 +124,10 @@ def replay_all(home: Home, name: str, form: Form) -> Done:
 def _count_refused(me: Agent, sent: list[str]) -> int:
     """Take the relay's answers to commands out of the inbox, and count those that are a no."""
     ends_at, refused = time.monotonic() + WAIT_S, 0
-    for one in sent:
+    for message_id in sent:
         left_ms = max(1, int((ends_at - time.monotonic()) * 1000))
         try:
-            me.wait(one, f"answer={left_ms}ms")
+            me.wait(message_id, f"answer={left_ms}ms")
         except Refused:
             refused += 1
         except Timeout:

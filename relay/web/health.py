@@ -66,8 +66,13 @@ def _all_findings(home: Home) -> list[Facts]:
 
 def _findings(home: Home, *, is_full: bool) -> list[Facts]:
     return [
-        {"what": one.what, "text": one.text, "advice": one.advice, "severity": one.severity}
-        for one in examine(home, quick=not is_full)
+        {
+            "what": finding.what,
+            "text": finding.text,
+            "advice": finding.advice,
+            "severity": finding.severity,
+        }
+        for finding in examine(home, quick=not is_full)
     ]
 
 
@@ -76,7 +81,7 @@ def _rungs(home: Home) -> list[Facts]:
     found = []
     for name in sorted(agent_states(home, time.time_ns())):
         if rings := last_rings(home, name):
-            worked = next((one for one in rings if one["result"].startswith("rang")), None)
+            worked = next((ring for ring in rings if ring["result"].startswith("rang")), None)
             found.append({"agent": name, "worked": worked is not None, **(worked or rings[0])})
     return found
 
@@ -89,9 +94,9 @@ def audit_facts(home: Home) -> Facts:
     if os.path.lexists(home.path(AUDITS, SUMMARY)):
         made = read_summary(home.path(AUDITS))
         jobs = [
-            {"name": one.name, "outcome": one.outcome, "seconds": one.seconds}
-            | {"errors": one.errors, "warnings": one.warnings, "failed": one.error is not None}
-            for one in made.jobs.values()
+            {"name": job.name, "outcome": job.outcome, "seconds": job.seconds}
+            | {"errors": job.errors, "warnings": job.warnings, "failed": job.error is not None}
+            for job in made.jobs.values()
         ]
         page = home.path(AUDITS, REPORT)
         report = {"at": made.snapshot_at, "findings": made.findings, "jobs": jobs, "page": page}

@@ -71,7 +71,7 @@ def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
 
 def home(asked: Asked) -> Facts:
     """The items that wait for the operator, oldest first; /health has doctor's findings."""
-    return {"items": [one._asdict() for one in attention(asked.home)]}
+    return {"items": [item._asdict() for item in attention(asked.home)]}
 
 
 def search(asked: Asked) -> Facts:
@@ -79,14 +79,14 @@ def search(asked: Asked) -> Facts:
     text = asked.query.get("q", "")[:MOST_QUERY].strip()
     words = text.split()
     filters = [
-        {"word": one, "is_on": one in words, "q": _toggled(words, one), "more": "q"}
-        for one in FILTERS
+        {"word": word, "is_on": word in words, "q": _toggled(words, word), "more": "q"}
+        for word in FILTERS
     ]
     return listed(asked.home, text, LIMIT, asked.number("offset")) | {"filters": filters}
 
 
 def _toggled(words: list[str], word: str) -> str:
-    return " ".join([one for one in words if one != word] + [word] * (word not in words))
+    return " ".join([other for other in words if other != word] + [word] * (word not in words))
 
 
 def message(asked: Asked) -> Facts:
@@ -98,7 +98,7 @@ def message(asked: Asked) -> Facts:
     except (NotFound, MessageError) as exc:
         note = note or str(exc)
     is_unrecorded = trace["status"] in UNRECORDED_TEXT
-    steps = [one | {"text": describe_hop(one, trace)} for one in trace["hops"]]
+    steps = [hop | {"text": describe_hop(hop, trace)} for hop in trace["hops"]]
     is_owing = trace.get("kind") in ("command", "query")
     is_running = lock_holder(asked.home) is not None
     outcome = trace.get("outcome") or describe_unrecorded(trace, is_running)
@@ -121,7 +121,7 @@ def message(asked: Asked) -> Facts:
 
 def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:
     """The answers of which the operator can still give one."""
-    mine = [one for one in trace["deliveries"] if one["recipient"] == OPERATOR]
+    mine = [delivery for delivery in trace["deliveries"] if delivery["recipient"] == OPERATOR]
     if not mine or mine[0]["obligation"] == "answered":
         return ()
     return options_of((facts or {}).get("headers", {}).get("OPTIONS"))
@@ -130,15 +130,18 @@ def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:
 def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
     """The names of the forms with which the operator can do something about a message."""
     found: list[str] = []
-    states = {one["state"] for one in trace["deliveries"]}
-    mine = [one for one in trace["deliveries"] if one["recipient"] == OPERATOR]
+    states = {delivery["state"] for delivery in trace["deliveries"]}
+    mine = [delivery for delivery in trace["deliveries"] if delivery["recipient"] == OPERATOR]
     if facts and facts["from"] not in ("", OPERATOR, ORCHESTRATOR):
         found.append("reply")
     if mine and trace.get("kind") == "command" and mine[0]["obligation"] == "open":
         found.append("complete")
     if os.path.lexists(home.path("agents", OPERATOR, "inbox", trace["message_id"] + MSG_SUFFIX)):
         found.append("read")
-    if any(one["state"] == "dead" and not one["discarded_at"] for one in trace["deliveries"]):
+    if any(
+        delivery["state"] == "dead" and not delivery["discarded_at"]
+        for delivery in trace["deliveries"]
+    ):
         found += ["replay", "discard"]
     if trace["from"] == OPERATOR and states & {"staged", "written", "held"}:
         found.append("cancel")
@@ -149,20 +152,20 @@ def agents(asked: Asked) -> Facts:
     """Agents: at work, waiting for whom, gone, since when; what each owes, and is owed."""
     now_ns = time.time_ns()
     rows = _rows(asked.home, Query(states=("open",)), MOST_OPEN)
-    return {"agents": [_agent(one, rows, now_ns) for one in list_agents(asked.home, now_ns)]}
+    return {"agents": [_agent(agent, rows, now_ns) for agent in list_agents(asked.home, now_ns)]}
 
 
-def _agent(one: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
-    name = one.row["name"]
+def _agent(agent: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
+    name = agent.row["name"]
     owes = Counter(row["from"] for row in open_rows if name in row["recipients"])
     owed = Counter(who for row in open_rows if row["from"] == name for who in row["recipients"])
-    state = one.state.state if one.state else one.row["status"]
-    since = one.state.since if one.state else one.row["changed_at"]
+    state = agent.state.state if agent.state else agent.row["status"]
+    since = agent.state.since if agent.state else agent.row["changed_at"]
     return {
-        **agent_facts(one, now_ns),
+        **agent_facts(agent, now_ns),
         "doing": "not seen" if state == UNSEEN else state,
         "since_at": since,
-        "text": one.text(now_ns),
+        "text": agent.text(now_ns),
         "owes": dict(owes.most_common()),
         "is_owed_by": dict(owed.most_common()),
     }
@@ -171,7 +174,7 @@ def _agent(one: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
 def agent(asked: Asked) -> Facts:
     """One agent: its inbox, what it owes, the latest messages, the output of its process."""
     now_ns, name = time.time_ns(), asked.name
-    found = [one for one in list_agents(asked.home, now_ns) if one.row["name"] == name]
+    found = [agent for agent in list_agents(asked.home, now_ns) if agent.row["name"] == name]
     if not found:
         raise agent_not_found(asked.home, name)
     rows = _rows(asked.home, Query(states=("open",), parties=(name,)), MOST_OPEN)
@@ -190,7 +193,7 @@ def _session_steps(home: Home, name: str) -> list[Facts]:
     """The last steps of the agent's session, as `relay watch` shows them."""
     path = transcript_of(home, name)
     found = Transcript(path).read()[-MOST_STEPS:] if path else []
-    return [one._asdict() | {"at": when(one.at)} for one in found]
+    return [change._asdict() | {"at": when(change.at)} for change in found]
 
 
 def _log(home: Home, name: str) -> str:
@@ -208,12 +211,12 @@ def threads(asked: Asked) -> Facts:
     found: dict[str, Facts] = {}
     for row in _rows(asked.home, Query(), MOST_OPEN):
         if row["thread"]:
-            one = found.setdefault(
+            group = found.setdefault(
                 row["thread"], {"thread": row["thread"], "count": 0, "names": [], "last": row}
             )
-            one["count"] += 1
+            group["count"] += 1
             parties = [row["from"], *row["recipients"]]
-            one["names"] = [*dict.fromkeys([*one["names"], *parties])]
+            group["names"] = [*dict.fromkeys([*group["names"], *parties])]
     return {"threads": [*found.values()], "most": MOST_OPEN}
 
 
@@ -239,7 +242,7 @@ def failed_groups(home: Home) -> list[Facts]:
         outcome, reason = row["outcome"] or "failed", row["reason"] or ""
         fresh: Facts = {"outcome": outcome, "reason": reason, "rows": []}
         found.setdefault((outcome, reason), fresh)["rows"].append(row)
-    return sorted(found.values(), key=lambda one: len(one["rows"]), reverse=True)
+    return sorted(found.values(), key=lambda group: len(group["rows"]), reverse=True)
 
 
 def health(asked: Asked) -> Facts:

@@ -45,9 +45,9 @@ def _changed(folder: str) -> list[int]:
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as files:
         found = [os.stat(folder).st_mtime_ns]
-        for one in files:
+        for file in files:
             with contextlib.suppress(OSError):
-                found.append(one.stat(follow_symlinks=False).st_mtime_ns)
+                found.append(file.stat(follow_symlinks=False).st_mtime_ns)
     return found
 
 
