@@ -457,8 +457,8 @@ def load(
         if isinstance(exc, VersionError | LimitError) or not fsio.exists(previous):
             raise
         made = _make_of_previous(path, previous, make, exc)
-        said = f"{exc}; using {previous}; {outcome}"
-        warn(said if read_only else f"{said}, and the damaged file is now {set_aside(path)}")
+        text = f"{exc}; using {previous}; {outcome}"
+        warn(text if read_only else f"{text}, and the damaged file is now {set_aside(path)}")
         return made
 
 

@@ -351,16 +351,16 @@ class Starter:
     def check_free(self, name: str) -> None:
         """Errors: CannotStart if a process started by hand is this agent, or may be."""
         try:
-            said = msgspec.json.decode(self._home.read_meta(name) or b"{}", type=_Registered)
+            meta = msgspec.json.decode(self._home.read_meta(name) or b"{}", type=_Registered)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RelayError):
             return
         except OSError as exc:
             raise CannotStart(f"meta.json of {name} cannot be read: {exc.strerror}") from exc
-        if said.pid is None or said.pid_start_ticks is None or said.pid <= 0:
+        if meta.pid is None or meta.pid_start_ticks is None or meta.pid <= 0:
             return
-        if self._spawner.exit_status(Pid(said.pid, f"{boot_id()} {said.pid_start_ticks}")) is None:
+        if self._spawner.exit_status(Pid(meta.pid, f"{boot_id()} {meta.pid_start_ticks}")) is None:
             raise CannotStart(
-                f"{name} is already running, pid {said.pid}, and was not started by the relay: "
+                f"{name} is already running, pid {meta.pid}, and was not started by the relay: "
                 "end it first"
             )
 

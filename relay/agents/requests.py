@@ -158,12 +158,12 @@ def check_dir(path: str, roots: tuple[str, ...]) -> str | None:
 
 def dir_refusal(path: str, roots: tuple[str, ...]) -> str:
     """The reason why ``check_dir`` returned None."""
-    said = f"WORKING_DIR {shown(path)[:300]}"
+    named = f"WORKING_DIR {shown(path)[:300]}"
     if not os.path.isabs(path):
-        return f"{said} is not an absolute path"
+        return f"{named} is not an absolute path"
     if "\0" in path or not os.path.isdir(path):
-        return f"{said}: there is no such directory"
-    return f"{said} is not under any of spawn.roots: {', '.join(roots)}"
+        return f"{named}: there is no such directory"
+    return f"{named} is not under any of spawn.roots: {', '.join(roots)}"
 
 
 def _lies_under(path: str, root: str) -> bool:

@@ -403,7 +403,7 @@ class Activity:
     def last_seen(self, names: Iterable[str]) -> dict[str, LastSeen]:
         """The last activity of these agents, with one pass over the pending answers."""
         wanted = set(names)
-        heard = self._ledger.processes.last_seen(wanted)
+        last_seen = self._ledger.processes.last_seen(wanted)
         owes = self._ledger.processes.unread_since(wanted)
         state = self._store.state
         for _, number, recipient in state.timers.current():
@@ -416,13 +416,13 @@ class Activity:
                 if not known[recipient].said:  # what has begun takes the time that it takes
                     since = known[recipient].since * NS_PER_S
                     owes[recipient] = min(since, owes.get(recipient, since))
-        return {name: LastSeen(heard.get(name), owes.get(name)) for name in wanted}
+        return {name: LastSeen(last_seen.get(name), owes.get(name)) for name in wanted}
 
     def previous_answer(self, intent: PendingOperation) -> tuple[Kind, str] | None:
         """The answer given to a request before a crash; an id is never used twice."""
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
-            said = self._store.messages.find_by_relay_id(answer_id(at, agent, message_id, kind))
-            if said is not None:
-                return kind, said.content.decode().removesuffix("\n")
+            answer = self._store.messages.find_by_relay_id(answer_id(at, agent, message_id, kind))
+            if answer is not None:
+                return kind, answer.content.decode().removesuffix("\n")
         return None

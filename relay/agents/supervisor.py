@@ -205,10 +205,10 @@ class Supervisor:
 
     def _take_intents(self, *, resumed: bool = False) -> None:
         waiting = self._ledger.processes.open_operations().items()
-        for begun, (number, intent) in enumerate(
+        for number_begun, (number, intent) in enumerate(
             (n, i) for n, i in waiting if n not in self._in_hand
         ):
-            if begun == MOST_AT_ONCE and not resumed:
+            if number_begun == MOST_AT_ONCE and not resumed:
                 self._ask_again = True
                 break
             self._in_hand.add(number)
@@ -222,7 +222,7 @@ class Supervisor:
         if known is not None and known.is_over:  # the name is free once its end is reported
             self._in_hand.discard(number)
             return
-        said = self._activity.previous_answer(intent) if resumed else None
+        answered = self._activity.previous_answer(intent) if resumed else None
         if known is not None and known.row.request_id == intent.request_id:
             self._enqueue_notice(
                 known, answer_notice(intent, Kind.ACK, started_text(known.row), number)
@@ -230,18 +230,18 @@ class Supervisor:
             return
         with self._home.dirs() as dirs:
             spec = run_files.read_spec(dirs, intent.name, intent.request_id)
-        if said is not None and said[0] is Kind.NACK:  # a crash came before that was noted
+        if answered is not None and answered[0] is Kind.NACK:  # a crash came before that was noted
             row = None
             if spec is not None and intent.name not in self._ledger.processes.rows():
                 now = self._clock.now_ns()
-                row = new_row(spec, now).moved(FAILED, now, ended_at=now, last_error=said[1])
-            self._refuse(intent, number, said[1], row)
+                row = new_row(spec, now).moved(FAILED, now, ended_at=now, last_error=answered[1])
+            self._refuse(intent, number, answered[1], row)
         elif known is not None:
             self._refuse(intent, number, known.busy_text)
         elif spec is None:
             self._refuse(intent, number, "its spec was lost in a crash: send it again")
         else:
-            self._begin(number, intent, spec, resumed=resumed, is_done=said is not None)
+            self._begin(number, intent, spec, resumed=resumed, is_done=answered is not None)
 
     def _begin(
         self, number: int, intent: PendingOperation, spec: Spec, *, resumed: bool, is_done: bool
@@ -272,8 +272,8 @@ class Supervisor:
         """Refuse a request: the requester gets the reason, and the spec is removed."""
         notice = answer_notice(intent, Kind.NACK, reason, number)
         spec = (intent.name, intent.request_id)
-        gone = terminate_unstarted(self._ledger, self._home, row) if row is not None else None
-        self._enqueue_notice(None, notice._replace(process=row, forget=spec, status_change=gone))
+        change = terminate_unstarted(self._ledger, self._home, row) if row is not None else None
+        self._enqueue_notice(None, notice._replace(process=row, forget=spec, status_change=change))
         self._log(
             f"Did not start {intent.name}: {reason}",
             action="spawn_failed",
@@ -464,7 +464,7 @@ class Supervisor:
         ``at``: the notice's id is derived from it; the same again after a crash.
         """
         row = child.row
-        gone = terminated_status(row, why or text.partition("\n")[0]) if child.is_over else None
+        change = terminated_status(row, why or text.partition("\n")[0]) if child.is_over else None
         notice = ProcessNotice(
             row.requested_by,
             row.request_id,
@@ -474,7 +474,7 @@ class Supervisor:
             key,
             row,
             (),
-            gone,
+            change,
         )
         self._enqueue_notice(child, notice)
         self._log(

@@ -426,8 +426,8 @@ class UncleanStop(NamedTuple):
 
     def __str__(self) -> str:
         at = time.localtime(self.last_sign_ns // NS_PER_S)
-        said = time.strftime("%Y-%m-%d %H:%M:%S", at)
-        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {said}"
+        seen_at = time.strftime("%Y-%m-%d %H:%M:%S", at)
+        return f"pid {self.pid}, did not stop by itself; its last sign of life was at {seen_at}"
 
 
 def unclean_stop(home: Home) -> UncleanStop | None:

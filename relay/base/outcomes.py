@@ -127,9 +127,11 @@ def outcome_of(delivery: Fields) -> Outcome:
     if delivery["recipient"] == ORCHESTRATOR:
         return Outcome.HANDLED if state in ("read", "acked") else Outcome.WAITING
     if state == "acked":
-        begun = delivery["ack_status"] == "received" and delivery["obligation"] == "open"
+        is_begun = delivery["ack_status"] == "received" and delivery["obligation"] == "open"
         return (
-            Outcome.IN_PROGRESS if begun else _OF_ANSWER.get(delivery["ack_status"], Outcome.READ)
+            Outcome.IN_PROGRESS
+            if is_begun
+            else _OF_ANSWER.get(delivery["ack_status"], Outcome.READ)
         )
     if state == "read" and delivery["read_how"] == REMOVED:
         return Outcome.REMOVED
@@ -271,22 +273,22 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
         return {"outcome": outcome, "status": outcome}
     (delivery,) = deliveries
     is_owed = delivery["obligation"] in ("open", "given_up")
-    said = "not read" if is_owed and outcome == Outcome.DELIVERED else str(outcome)
+    status = "not read" if is_owed and outcome == Outcome.DELIVERED else str(outcome)
     if outcome == Outcome.IN_PROGRESS:
-        said += f" {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
+        status += f" {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
     reason = None
     if outcome in _REASONED:
         reason = delivery["last_error"]
     elif outcome in (Outcome.FAILED, Outcome.IN_PROGRESS):
         reason = delivery["answer_text"]
     if delivery["obligation"] == "given_up" and outcome not in _REASONED:
-        reason = _with_reason(said, reason) + _times(delivery["reminders"])
-        outcome = said = Outcome.UNANSWERED
+        reason = _with_reason(status, reason) + _times(delivery["reminders"])
+        outcome = status = Outcome.UNANSWERED
     due_at = delivery["due_at"] if delivery["obligation"] == "open" else None
     why = reason.removeprefix("cancelled ") if reason else None  # which the word says
     return {
         "outcome": str(outcome),
-        "status": _due(delivery, _with_reason(said, why), due_at, now_ns),
+        "status": _due(delivery, _with_reason(status, why), due_at, now_ns),
         "reason": reason,
         "due_at": iso_time(due_at) if due_at else None,
         "reminders": delivery["reminders"] or 0,
@@ -339,26 +341,26 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
         return "handled by the relay itself"
     if outcome is Outcome.REMOVED:
         return f"removed from the inbox of {name}, not seen in .read"
-    said = (
+    text = (
         f"{outcome} {_BEFORE_A_NAME[outcome]} {name}"
         if is_named or outcome in _ANSWERED
         else str(outcome)
     )
     if outcome in _ANSWERED:
         if outcome is Outcome.IN_PROGRESS:
-            said += f" for {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
-        said = _with_reason(said, delivery["answer_text"])
-        said += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
+            text += f" for {elapsed(now_ns - (delivery['acked_at'] or now_ns))}"
+        text = _with_reason(text, delivery["answer_text"])
+        text += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
     elif outcome in _REASONED:  # which imply that no answer is expected
         reason = (delivery["last_error"] or "").removeprefix("cancelled ")
-        return _with_reason(said, reason) + _since(delivery)
+        return _with_reason(text, reason) + _since(delivery)
     elif outcome is Outcome.DELIVERED:
-        said += ", not read yet"
+        text += ", not read yet"
     elif outcome is Outcome.SHOWN:
-        said += ", not seen yet"
+        text += ", not seen yet"
     elif outcome is Outcome.READ and kind in OWING and delivery["state"] == "read":
-        said += ", not answered yet"
-    return said + reminders_text(delivery)
+        text += ", not answered yet"
+    return text + reminders_text(delivery)
 
 
 def _since(delivery: Fields) -> str:
@@ -379,5 +381,5 @@ def _times(reminders: int | None) -> str:
     return f", reminded {times(reminders)}" if reminders else ""
 
 
-def _with_reason(said: str, reason: str | None) -> str:
-    return f"{said}: {reason}" if reason else said
+def _with_reason(text: str, reason: str | None) -> str:
+    return f"{text}: {reason}" if reason else text

@@ -249,8 +249,8 @@ def extract(
                 if homes is None:
                     raise
                 damaged = True  # and the next home is read
-                said = f"{root}: {exc}" + (f"; {exc.hint}" if exc.hint else "")
-                click.echo(f"relay: {sanitize(said)}", err=True)
+                line = f"{root}: {exc}" + (f"; {exc.hint}" if exc.hint else "")
+                click.echo(f"relay: {sanitize(line)}", err=True)
                 continue
             if as_json:
                 click.echo(json_visible(msgspec.json.encode(done).decode()))

@@ -247,8 +247,8 @@ def not_running_text(home: Home) -> str:
     """Describe a home without a running relay: how the last one ended, and what to do."""
     from relay.base.home import unclean_stop
 
-    gone = unclean_stop(home)
-    last = f": the last one, {gone}" if gone is not None else ""
+    stopped = unclean_stop(home)
+    last = f": the last one, {stopped}" if stopped is not None else ""
     return name_home(f"no relay is running{last}; start one with `relay up`")
 
 

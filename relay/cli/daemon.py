@@ -142,10 +142,10 @@ def _start(root: str) -> int:
             raise
         if not has_answer:
             raise StartFailed(f"pid {process.pid} has not become ready within {START_TIMEOUT_S} s")
-        said = answer.read().decode()
-    if said.strip() == "ready":
+        reply = answer.read().decode()
+    if reply.strip() == "ready":
         return process.pid
-    code, _, rest = said.partition("\n")
+    code, _, rest = reply.partition("\n")
     message, _, hint = rest.partition("\n")
     error = StartFailed(message or "the relay exited before it was ready", hint=hint.strip())
     error.exit_code = int(code) if code.isdigit() else error.exit_code
@@ -218,7 +218,7 @@ def _facts(home: Home) -> dict[str, Any]:
     from relay.ledger.file import open_current
 
     pid = lock_holder(home) if os.path.exists(home.path(LOCK)) else None
-    gone = unclean_stop(home)
+    stopped = unclean_stop(home)
     with contextlib.closing(open_current(home.path(LEDGER))) as db:
         counts, last_errors = _counts(db), _last_errors(db)
         state = dict(db.execute("SELECT key, value FROM orchestrator_state").fetchall())
@@ -236,7 +236,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
         **_daemon_status(home, pid),
         "socket": socket_path(home.root),
-        "left": gone and {"pid": gone.pid, "last_sign_at": gone.last_sign_ns},
+        "left": stopped and {"pid": stopped.pid, "last_sign_at": stopped.last_sign_ns},
         "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
     }
@@ -274,11 +274,11 @@ def _daemon_status(home: Home, pid: int | None) -> dict[str, Any]:
     """Ask the running relay; all values are None without an answer. ``answers`` is False for a
     relay that does not answer, None where there is nothing to ask."""
     answer = ask(home) if pid is not None else StatusReply(None)
-    said = dict(answer.status or {})
-    if pid is not None and not said.get("config_error"):
-        said["config_error"] = _config_error(home)
+    status = dict(answer.status or {})
+    if pid is not None and not status.get("config_error"):
+        status["config_error"] = _config_error(home)
     answers = True if answer.status is not None else False if answer.is_silent else None
-    return {name: said.get(name) for name in STATUS_FIELDS} | {"answers": answers}
+    return {name: status.get(name) for name in STATUS_FIELDS} | {"answers": answers}
 
 
 def _config_error(home: Home) -> str:
@@ -312,9 +312,9 @@ def _show(facts: dict[str, Any], none: str) -> None:
     elif facts["running"]:
         started, rss = facts["started_at"], facts["rss_bytes"]
         since = f", since {local_time(started)} ({ago(started, time.time_ns())})" if started else ""
-        begun = facts["session_at"]  # anew after a fault, and with other settings
-        if started and begun and begun - started > AT_ONCE_NS:
-            since += f", serving since {local_time(begun)}"
+        session_at = facts["session_at"]  # anew after a fault, and with other settings
+        if started and session_at and session_at - started > AT_ONCE_NS:
+            since += f", serving since {local_time(session_at)}"
         memory = f", {format_size(rss)}" if rss else ""
         click.echo(f"the relay is running, pid {facts['pid']}{since}{memory}")
         if facts["trouble"]:

@@ -49,21 +49,21 @@ def _asked(counts: Counts) -> str:
         "open": counts.unanswered,
         "given up": counts.given_up,
     }
-    told = ", ".join(f"{count:,} {word}" for word, count in outcomes.items() if count)
+    parts = ", ".join(f"{count:,} {word}" for word, count in outcomes.items() if count)
     what = "command or query" if counts.asked == 1 else "commands and queries"
-    return f"{counts.asked:,} {what}{': ' if told else ''}{told}"
+    return f"{counts.asked:,} {what}{': ' if parts else ''}{parts}"
 
 
 def _given_up(made: Digest) -> list[Line]:
     """Name the last ones that nobody answered: what became of them is in their traces."""
     short = short_ids(message.message_id for message in made.given_up)
-    told = [
+    parts = [
         f"{message.agent} > {message.recipient} {short[message.message_id]}"
         for message in made.given_up
     ]
-    left = made.counts.given_up - len(told)
-    told += [f"{left:,} more"] if left else []
-    return [("given up", ", ".join(told))] if told else []
+    left = made.counts.given_up - len(parts)
+    parts += [f"{left:,} more"] if left else []
+    return [("given up", ", ".join(parts))] if parts else []
 
 
 def _open(made: Digest) -> list[Line]:
@@ -95,14 +95,14 @@ def _milliseconds(value: float) -> str:
 
 
 def _reasons(total: int, reasons: list[Reason]) -> str:
-    told = []
+    parts = []
     for refusal in reasons[:MOST_NAMED]:
         outcome = "" if refusal.outcome == REFUSED else f" {refusal.outcome}"  # the label says it
         reason = sanitize(" ".join(refusal.reason.split()), MOST_TEXT)
-        told.append(f"{refusal.agent} {refusal.count:,}{outcome} ({reason})")
+        parts.append(f"{refusal.agent} {refusal.count:,}{outcome} ({reason})")
     left = total - sum(refusal.count for refusal in reasons[:MOST_NAMED])
-    told += [f"{left:,} more"] if left else []
-    return f"{total:,}: {', '.join(told)}" if told else "none"
+    parts += [f"{left:,} more"] if left else []
+    return f"{total:,}: {', '.join(parts)}" if parts else "none"
 
 
 def _changed(made: Digest) -> str:
@@ -116,11 +116,11 @@ def _changed(made: Digest) -> str:
         "dead": (now.ended, before.ended),
         "refused": (now.refused, before.refused),
     }
-    told = [f"{name} {new:,} ({old:,})" for name, (new, old) in numbers.items()]
-    return ", ".join([f"sent {now.messages:,} (was {before.messages:,})", *told])
+    parts = [f"{name} {new:,} ({old:,})" for name, (new, old) in numbers.items()]
+    return ", ".join([f"sent {now.messages:,} (was {before.messages:,})", *parts])
 
 
 def _agents(made: Digest) -> list[Line]:
-    told = [f"{name} joined" for name in made.joined]
-    told += [f"{name} is {status}" for name, status in made.left.items()]
-    return [("agents", _first(told))] if told else []
+    parts = [f"{name} joined" for name in made.joined]
+    parts += [f"{name} is {status}" for name, status in made.left.items()]
+    return [("agents", _first(parts))] if parts else []

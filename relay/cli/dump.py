@@ -91,8 +91,8 @@ def dump(path: str, section: str | None, key_file: str | None, as_json: bool) ->
 
 def _text(name: str, facts: dict[str, Any]) -> str:
     """A row for people: what has a value, in one line."""
-    told = (f"{key} {_cell(value)}" for key, value in facts.items() if value not in (None, ""))
-    return sanitize(f"{name:<13}  {', '.join(told)}", _CHARS) or ""
+    cells = (f"{key} {_cell(value)}" for key, value in facts.items() if value not in (None, ""))
+    return sanitize(f"{name:<13}  {', '.join(cells)}", _CHARS) or ""
 
 
 def _cell(value: object) -> str:
@@ -258,8 +258,8 @@ def _manifest_text(record: ManifestRecord) -> str:
     facts = {"flags": record.flags, **dict(list(row.items())[4:])}
     if (code := facts.get("reason_code")) is not None:
         facts["reason_code"] = f"{code} ({REASONS.get(code, 'unknown')})"
-    told = ", ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value != 0)
-    return _ENTRY.format(_time(at_ms), kind, segment, offset, sanitize(told, _CHARS)).rstrip()
+    cells = ", ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value != 0)
+    return _ENTRY.format(_time(at_ms), kind, segment, offset, sanitize(cells, _CHARS)).rstrip()
 
 
 def _time(at_ms: int) -> str | None:

@@ -120,8 +120,8 @@ def send_command(
 
 def print_answer(answer: Received, as_json: bool) -> None:
     """Print what the relay answered."""
-    said = answer.body.removeprefix("completed ").strip()
-    say(name_home(said), {"id": answer.re, "answer": said}, as_json)
+    text = answer.body.removeprefix("completed ").strip()
+    say(name_home(text), {"id": answer.re, "answer": text}, as_json)
 
 
 def request(me: Agent, to: str, body: str | bytes, timeout_s: float, **options: Any) -> Received:
@@ -349,5 +349,5 @@ def show_answer(message: Received, as_json: bool) -> None:
 
 
 def show_progress(message: Received) -> None:
-    said = sanitize(" ".join(message.body.split())) or "received"
-    click.echo(f"relay: {message.sender}: {said}", err=True)
+    text = sanitize(" ".join(message.body.split())) or "received"
+    click.echo(f"relay: {message.sender}: {text}", err=True)

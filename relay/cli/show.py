@@ -84,8 +84,8 @@ def _echo(facts: dict[str, Any]) -> None:
     _echo_line(f"{facts['kind']} from {facts['from']} to {facts['to']}{at}")
     for name, value in facts["headers"].items():
         _echo_line(f"{name.lower()} {value}")
-    said = facts["recipients"].values() if len(facts["recipients"]) > 1 else [facts["outcome"]]
-    for text in said:
+    lines = facts["recipients"].values() if len(facts["recipients"]) > 1 else [facts["outcome"]]
+    for text in lines:
         click.echo(colour_by_word(sanitize(text) or ""))
     for each in facts["attached"]:
         click.echo(attachment_line(each["name"], each["reference"], each["bytes"]))

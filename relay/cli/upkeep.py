@@ -137,18 +137,18 @@ def prune(ctx: click.Context, /, dry_run: bool, **caller: Any) -> None:
 
 def _show(found: list[Pruned], as_json: bool) -> None:
     # A run that removes things does not look for what goes later.
-    next_ = ("NEXT",) if any(gone.next_ns for gone in found) else ()
+    next_ = ("NEXT",) if any(pruned.next_ns for pruned in found) else ()
     rows = [
         {
-            "kind": gone.kind,
-            "count": gone.number,
-            "bytes": gone.n_bytes,
-            "oldest": when(gone.oldest_ns),
-            "newest": when(gone.newest_ns),
-            "next_count": gone.next_number,
-            "next_at": when(gone.next_ns),
+            "kind": pruned.kind,
+            "count": pruned.number,
+            "bytes": pruned.n_bytes,
+            "oldest": when(pruned.oldest_ns),
+            "newest": when(pruned.newest_ns),
+            "next_count": pruned.next_number,
+            "next_at": when(pruned.next_ns),
         }
-        for gone in found
+        for pruned in found
     ]
     header = ("KIND", "COUNT", "BYTES", "OLDEST", "NEWEST", *next_)
     print_rows(rows, header, lambda row: _cells(row)[: len(header)], as_json=as_json, nothing="")

@@ -274,8 +274,8 @@ class Trial:
             state = session.state if session is not None else "gone"
             return f"it was not rung, the session is {state}"
         if "offered" not in steps:
-            said = "no hook printed the message; `relay hooks status` shows when one last ran"
-            return f"{said}; {silence}" if (silence := _silence(rung, self.session)) else said
+            text = "no hook printed the message; `relay hooks status` shows when one last ran"
+            return f"{text}; {silence}" if (silence := _silence(rung, self.session)) else text
         return "it was printed, and the session did nothing after that"
 
     def _print(self, text: str) -> None:

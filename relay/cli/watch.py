@@ -52,8 +52,8 @@ def watch(
                 if path and (transcript is None or transcript.path != path):
                     transcript = Transcript(path)
                 elif not path and most:
-                    said = f"no session of {name} has a transcript; its messages are shown"
-                    click.echo(f"relay: {said}", err=True)
+                    notice = f"no session of {name} has a transcript; its messages are shown"
+                    click.echo(f"relay: {notice}", err=True)
             found = [event for event in cursor.read() if is_of(event, name)]
             found = [event for event in found if event["event"] not in INTERMEDIATE]
             found += _steps(transcript, name)

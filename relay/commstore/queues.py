@@ -316,11 +316,11 @@ class Queues:
             for recipient, delivery in self._state.deliveries[message.id].items()
             if delivery.state is DeliveryState.SENT
         ]
-        gone = [recipient for recipient in waiting if recipient not in members]
-        if gone and self._state.channels[message.channel_id].name != SYSTEM:
-            left = f"{len(gone)} recipients have left the channel, {gone[0]} first"
+        absent = [recipient for recipient in waiting if recipient not in members]
+        if absent and self._state.channels[message.channel_id].name != SYSTEM:
+            left = f"{len(absent)} recipients have left the channel, {absent[0]} first"
             self._engine.warn(f"message {message.id}: {left}")
-            self._end(message.id, gone, DeliveryState.BOUNCED)
+            self._end(message.id, absent, DeliveryState.BOUNCED)
             waiting = [recipient for recipient in waiting if recipient in members]
         if self._engine.is_expired(message):
             self._end(message.id, waiting, DeliveryState.EXPIRED)

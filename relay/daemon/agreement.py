@@ -115,8 +115,8 @@ def _check_deliveries(
     ]
     for (relay_id, recipient), wanted, state in differ:
         if not is_killed or (wanted, state) not in _AHEAD:
-            said, kept = wanted or "nothing", state or "nothing"
-            yield _finding(relay_id, f"for {recipient} the store says {said}, the ledger {kept}")
+            stored, kept = wanted or "nothing", state or "nothing"
+            yield _finding(relay_id, f"for {recipient} the store says {stored}, the ledger {kept}")
 
 
 def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) -> Iterator[Finding]:

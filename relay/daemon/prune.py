@@ -365,11 +365,11 @@ def audit_due(db: sqlite3.Connection, settings: RetentionSettings, now_ns: int) 
     kept_ns = settings.audit_days * DAY_NS
     number, oldest, newest = db.execute(_LOGGED, (0, now_ns - kept_ns) * 2).fetchone()
     first = db.execute(_LOGGED, (now_ns - kept_ns, _FOREVER) * 2).fetchone()[1]
-    gone = Pruned("audit", number, 0, oldest, newest)
+    pruned = Pruned("audit", number, 0, oldest, newest)
     if first is None:
-        return gone
+        return pruned
     later = db.execute(_LOGGED, (first, first + DAY_NS) * 2).fetchone()[0]
-    return gone._replace(next_number=later, next_ns=first + kept_ns)
+    return pruned._replace(next_number=later, next_ns=first + kept_ns)
 
 
 _FOREVER = 2**63 - 1

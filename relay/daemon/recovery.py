@@ -221,8 +221,8 @@ def _reconcile(ledger: Ledger, store: Engine, now: int) -> None:
             else:
                 store.obligations.restore(message, recipient, said)
         ledger.deliveries.set_obligations(downtime.open_obligations(store))
-        gone = ledger.deliveries.waiting_letters() - kept
-        ledger.deliveries.discard((relay_id, now) for relay_id in gone)
+        discarded = ledger.deliveries.waiting_letters() - kept
+        ledger.deliveries.discard((relay_id, now) for relay_id in discarded)
 
 
 def _defer_unstaged(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> None:

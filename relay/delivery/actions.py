@@ -224,8 +224,8 @@ def _configure(command: ControlCommand, store: Engine) -> str:
     if not settings:
         raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
     store.channels.configure(channel.id, **settings)
-    said = ", ".join(f"{name} {value}" for name, value in command.settings.items())
-    return f"channel {channel.name} has {said}"
+    changed = ", ".join(f"{name} {value}" for name, value in command.settings.items())
+    return f"channel {channel.name} has {changed}"
 
 
 def _set_state(command: ControlCommand, store: Engine) -> str:
@@ -368,8 +368,8 @@ def _purge(command: ControlCommand, store: Engine) -> ControlReply:
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
-    gone = store.retries.purge(int(age))
-    return ControlReply(True, f"{plural(len(gone), 'dead letter')} discarded")
+    discarded = store.retries.purge(int(age))
+    return ControlReply(True, f"{plural(len(discarded), 'dead letter')} discarded")
 
 
 def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:

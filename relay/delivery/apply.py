@@ -114,8 +114,8 @@ class StoreWriter:
             if self._store.messages.expects_ack(stored):
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
-            said = (*_reply_of(plan.subject, given), *notices, *given.told)
-            files += self.store_messages(self._own_files(said, stored))
+            messages = (*_reply_of(plan.subject, given), *notices, *given.told)
+            files += self.store_messages(self._own_files(messages, stored))
         if plan.messages:
             files += tuple(self._own_files(plan.messages, stored))
         return Applied(plan, files, tuple(held), effects)
@@ -155,13 +155,13 @@ class StoreWriter:
 
     def _record_answer(self, subject: Subject, answer: Answer) -> None:
         """Apply an answer to the delivery that it answers."""
-        said = (subject.message_id, answer.text)
+        answered = (subject.message_id, answer.text)
         self._store.deliveries.record_answer(
             answer.original,
             subject.agent,
             answer.status,
             ends=answer.ends,
-            answer=said,
+            answer=answered,
             at_ns=answer.at_ns,
         )
 

@@ -130,8 +130,8 @@ def handle(
     name = fields.get("CHANNEL", "").removeprefix("#")
     if message.to.startswith("#"):
         if name not in ("", message.to[1:]):
-            said = f"TO says {message.to} and CHANNEL says {name}: name one channel"
-            return ControlReply(False, said)
+            reason = f"TO says {message.to} and CHANNEL says {name}: name one channel"
+            return ControlReply(False, reason)
         name = message.to[1:]
         fields.setdefault("PATTERN", EVERYTHING if message.kind is Kind.SUBSCRIBE else "")
     if not name:

@@ -192,7 +192,7 @@ def replay(
     records: Iterator[Record],
     codec: EventCodec,
     store: Engine,
-    heard: Callable[[EventRecord, int], None],
+    on_record: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
     """Apply events that the store does not have; ``heard`` gets every frame and its offset.
@@ -204,7 +204,7 @@ def replay(
     decode, apply, state = codec.decode, transitions.replay, store.state
     for record in records:
         frame = decode(record.payload, record.offset)
-        heard(frame, record.offset)
+        on_record(frame, record.offset)
         event, sequence = frame.event, frame.seq
         if event is None or sequence is None or sequence < state.sequence:
             continue

@@ -103,8 +103,8 @@ class IdleNotices:
                 continue
             to = operation.requested_by if operation.requested_by in directory.agents else ""
             subject = Subject(operation.request_id, operation.requested_by, operation.asked_at)
-            told = planning.outcome(subject, answer[1], "", answer[0], to)
-            plans.append(replace(told, effects=Effects(closed_intents=(number,))))
+            outcome = planning.outcome(subject, answer[1], "", answer[0], to)
+            plans.append(replace(outcome, effects=Effects(closed_intents=(number,))))
         left_ns = min(open_until, default=0) - self._clock.now_ns()
         self._next_ns = now + (min(CHECK_NS, max(0, left_ns)) if open_until else CHECK_NS)
         self._is_asked = bool(asked)
@@ -118,10 +118,10 @@ class IdleNotices:
         else:
             self._unanswered.clear()
         for executed in result.executed:
-            told = {name for file in executed.files for name in file.recipients}
-            if told:
+            recipients = {name for file in executed.files for name in file.recipients}
+            if recipients:
                 self._log(
-                    f"Told {', '.join(sorted(told))} about an idle agent",
+                    f"Told {', '.join(sorted(recipients))} about an idle agent",
                     action="idle_notice",
                     message_id=executed.plan.message_id,
                 )
@@ -138,7 +138,7 @@ class IdleNotices:
             if at > session.state_at:  # the hook writes its file after the report
                 session.state, session.state_at = state, at
         keys = {session.key for session in live}
-        self._reported = {key: said for key, said in self._reported.items() if key in keys}
+        self._reported = {key: state for key, state in self._reported.items() if key in keys}
         return {session.agent: session for session in live}
 
     def _read_and_owed(self, sessions: Mapping[str, Session]) -> Iterator[tuple[str, str]]:
@@ -176,8 +176,8 @@ class IdleNotices:
                 subject, kind = subject_of(message), Kind.NOTIFICATION
                 notice = notice_about(subject, message.sender, kind, text, f"idle {agent}")
                 plans[notice.message_id] = Plan(subject, messages=(notice,))
-        told = self._ledger.rows(plans) if plans else {}
-        return [plan for notice_id, plan in plans.items() if notice_id not in told]
+        sent = self._ledger.rows(plans) if plans else {}
+        return [plan for notice_id, plan in plans.items() if notice_id not in sent]
 
     def _answer(
         self, operation: PendingOperation, session: Session | None

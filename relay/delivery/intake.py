@@ -128,9 +128,9 @@ class Intake:
 
     def pop_new_alerts(self) -> list[Incident]:
         """Limits exceeded since the last call, each to be reported once."""
-        if not (self.rate_limit.begun or self._quota.begun):
+        if not (self.rate_limit.alerts or self._quota.alerts):
             return []
-        begun = [
+        alerts = [
             Incident(
                 IncidentKind.RATE_LIMITED,
                 agent,
@@ -141,7 +141,7 @@ class Intake:
             )
             for agent in self.rate_limit.pop_new_alerts()
         ]
-        return begun + self._quota.pop_new_alerts()
+        return alerts + self._quota.pop_new_alerts()
 
     def read_batch(self, dirs: Dirs, limit: int) -> list[Inbound]:
         """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""

@@ -45,7 +45,7 @@ class RateLimit:
         self._burst = burst
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
-        self.begun: list[str] = []  # agents whose episode is to be reported
+        self.alerts: list[str] = []  # agents whose episode is to be reported
         self.limited_total = 0  # episodes, since the relay started
 
     def allowance(self, agent: str) -> int:
@@ -65,15 +65,15 @@ class RateLimit:
         bucket = self._buckets[agent]
         if bucket.held_ns is None:
             self.limited_total += 1
-            self.begun.append(agent)
+            self.alerts.append(agent)
         bucket.held_ns = bucket.at_ns
         wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
         return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
 
     def pop_new_alerts(self) -> list[str]:
         """Agents whose episode began since the last call."""
-        begun, self.begun = self.begun, []
-        return begun
+        alerts, self.alerts = self.alerts, []
+        return alerts
 
     @property
     def limited(self) -> list[str]:
@@ -115,7 +115,7 @@ class OutboxQuota:
         self._max_file = max_file
         self._most_bytes = security.outbox_mib << 20
         self._over: set[str] = set()
-        self.begun: list[Incident] = []  # to be reported
+        self.alerts: list[Incident] = []  # to be reported
         self.exceeded_total = 0  # episodes, since the relay started
 
     def check(self, agent: str, outbox: int, names: list[str]) -> None:
@@ -139,7 +139,7 @@ class OutboxQuota:
             self.exceeded_total += 1
             detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
             path = f"agents/{agent}/outbox"
-            self.begun.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
+            self.alerts.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
 
     @property
     def over(self) -> list[str]:
@@ -148,8 +148,8 @@ class OutboxQuota:
 
     def pop_new_alerts(self) -> list[Incident]:
         """Agents that exceeded the quota since the last call."""
-        begun, self.begun = self.begun, []
-        return begun
+        alerts, self.alerts = self.alerts, []
+        return alerts
 
 
 def _bytes_of(names: list[str], folder: int) -> int:
@@ -183,7 +183,7 @@ class ReplyLoops:
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
-        self.begun: list[ReplyLoop] = []  # to be reported
+        self.alerts: list[ReplyLoop] = []  # to be reported
 
     def check(self, inbound: Inbound) -> str:
         """The reason to hold a message; empty if there is none. May begin a loop."""
@@ -207,17 +207,17 @@ class ReplyLoops:
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
             path = f"agents/{agent}/outbox"
             incident = Incident(IncidentKind.REPLY_LOOP, agent, path, detail)
-            self.begun.append(ReplyLoop(message_id, inbound.discovered_at, incident))
+            self.alerts.append(ReplyLoop(message_id, inbound.discovered_at, incident))
         return f"{why} (limits.reply_depth): it waits until they are fewer"
 
     def pop_new(self) -> list[ReplyLoop]:
         """Loops detected since the last call, to be reported."""
-        begun, self.begun = self.begun, []
-        return begun
+        alerts, self.alerts = self.alerts, []
+        return alerts
 
-    def requeue(self, untold: list[ReplyLoop]) -> None:
+    def requeue(self, loops: list[ReplyLoop]) -> None:
         """Report these loops later."""
-        self.begun = untold + self.begun
+        self.alerts = loops + self.alerts
 
     def _is_new(self, agents: frozenset[str]) -> bool:
         """True unless a message between these agents was held lately."""

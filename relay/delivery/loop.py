@@ -235,7 +235,7 @@ class Dispatcher:
             if batch:
                 self._process(dirs, self._screen(dirs, batch))
             begin("retry")
-            if self._reply_loops.begun:
+            if self._reply_loops.alerts:
                 self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
             if alerts := self._intake.pop_new_alerts():
                 self.notifier.report_limits(alerts)

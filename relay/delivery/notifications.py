@@ -95,8 +95,8 @@ class Notifier:
                 process=notice.process,
                 closed_intents=notice.closed_intents,
             )
-            told = planning.outcome(subject, notice.text, notice.key, notice.kind, to)
-            plans.append(replace(told, effects=effects))
+            outcome = planning.outcome(subject, notice.text, notice.key, notice.kind, to)
+            plans.append(replace(outcome, effects=effects))
         ended = [
             (notice.status_change, notice.at)
             for notice in notices
@@ -145,39 +145,39 @@ class Notifier:
         self._log(f"Cannot greet {name} now: {reason}", action="postpone", level="warning")
         return False
 
-    def report_loops(self, begun: list[ReplyLoop]) -> list[ReplyLoop]:
+    def report_loops(self, loops: list[ReplyLoop]) -> list[ReplyLoop]:
         """Report loops to lead and operator, once each; returns those to report later."""
-        untold: list[ReplyLoop] = []
-        for loop in begun:
+        left: list[ReplyLoop] = []
+        for loop in loops:
             recipients = {OPERATOR, self._roster.lead() or OPERATOR}
             key, detail = f"loop {loop.message_id}", loop.incident.detail
             if self.announce(recipients, detail, key, loop.at_ns, loop.incident):
                 kind, agent = str(loop.incident.kind), loop.incident.agent
                 self._log(detail, action=kind, level="warning", agent=agent)
             else:
-                untold.append(loop)
-        return untold
+                left.append(loop)
+        return left
 
-    def report_limits(self, begun: list[Incident]) -> None:
+    def report_limits(self, incidents: list[Incident]) -> None:
         """Notify agents that exceeded a limit, once an episode, and record the incidents."""
-        new = self._pending + begun
+        new = self._pending + incidents
         if not new:
             return
         now = self._clock.now_ns()
         plans: list[Plan] = []
         for incident in new:
             agent = incident.agent or ""
-            told = planning.notice(agent, now, f"{incident.kind} {now}", incident.detail)
-            plans.append(replace(told, effects=Effects((incident,))))
+            notice = planning.notice(agent, now, f"{incident.kind} {now}", incident.detail)
+            plans.append(replace(notice, effects=Effects((incident,))))
             self._log(incident.detail, action=str(incident.kind), level="warning", agent=agent)
         postponed = self._execute(plans).postponed
         full = [refused.plan for refused in postponed if isinstance(refused.cause, DiskFull)]
         self._pending = [incident for plan in full for incident in plan.effects.incidents]
         # Where the store is full, the incidents are recorded all the same.
-        untold = [
+        left = [
             postponed.plan for postponed in postponed if not isinstance(postponed.cause, DiskFull)
         ]
-        self._execute([replace(plan, messages=()) for plan in untold])
+        self._execute([replace(plan, messages=()) for plan in left])
 
     def _execute(self, plans: list[Plan]) -> ExecutionResult:
         if not plans:
@@ -293,10 +293,10 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
     for overdue in group:
         name, owed = overdue.recipient, overdue.obligation
         unanswered = unanswered_text(message, name, store, now_ns)
-        gone, due_ms, count = directory.absence(name), overdue.next_due_ms, owed.reminders + 1
-        if gone or overdue.is_exhausted:
+        absence, due_ms, count = directory.absence(name), overdue.next_due_ms, owed.reminders + 1
+        if absence or overdue.is_exhausted:
             due_ms, count = 0, owed.reminders
-            why = _gone_text(name, gone) or f"it was reminded {times(owed.reminders)}"
+            why = _gone_text(name, absence) or f"it was reminded {times(owed.reminders)}"
             lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
         else:
             key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)
@@ -341,9 +341,9 @@ def notice_about(
     return planning.system_message(subject, to, kind, f"{text}\n".encode(), key, order=order)
 
 
-def _gone_text(name: str, gone: str) -> str:
+def _gone_text(name: str, absence: str) -> str:
     """The reason why an agent is gone, with its name."""
-    return f"{name} is {gone}" if gone == NO_AGENT else gone
+    return f"{name} is {absence}" if absence == NO_AGENT else absence
 
 
 def _reminder(message: Message, owed: Obligation, now_ns: int) -> str:
@@ -351,8 +351,8 @@ def _reminder(message: Message, owed: Obligation, now_ns: int) -> str:
     asked = _word(message)
     what = f"you have not answered the {asked}"
     if owed.said:
-        said = f"you said {owed.said} {_ago(owed.since, now_ns)}"
-        what = f"{said}, and have not answered the {asked}"
+        last = f"you said {owed.said} {_ago(owed.since, now_ns)}"
+        what = f"{last}, and have not answered the {asked}"
     sent = f"sent {_ago(message.created_at, now_ns)}"
     return (
         f"reminder {owed.reminders + 1} of {MAX_REMINDERS}: {what} from {message.sender}, {sent}; "
@@ -367,8 +367,8 @@ def unanswered_text(
     owed = store.obligations.of(message.id)[name]
     delivery = store.deliveries.of(message.id).get(name)
     if owed.said:
-        begun = BEGUN.get(owed.said, f"said {owed.said}")
-        known = f"it {begun} {_ago(owed.since, now_ns)}"
+        progress = BEGUN.get(owed.said, f"said {owed.said}")
+        known = f"it {progress} {_ago(owed.since, now_ns)}"
     elif delivery is not None and delivery.state is DeliveryState.RECEIVED:
         known = "it has read it"
     else:

@@ -155,12 +155,12 @@ def end_delivery(
     subject = Subject(row.message_id, row.agent_name, row.discovered_at)
     key = f"{ended.state.name} {ended.recipient} {ended.attempt}"
     to = row.agent_name if row.agent_name in directory.agents else ""
-    told = outcome(subject, text, key, to=to)
-    messages = told.messages
+    plan = outcome(subject, text, key, to=to)
+    messages = plan.messages
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
-    return replace(told, messages=messages, changes=changes)
+    return replace(plan, messages=messages, changes=changes)
 
 
 def cancelled_notices(
@@ -251,17 +251,17 @@ def _plan_deliveries(
     if not recipients and (reason := _no_recipients(message, route, store)):
         messages.append(reply(plan.subject, Kind.NACK, reason))
     targets: list[str] = []
-    gone: dict[str, str] = {}
+    absent: dict[str, str] = {}
     for name in recipients:
         why = "" if name == ORCHESTRATOR else directory.absence(name)
         if not why and name != ORCHESTRATOR:
             targets.append(name)
         elif why and (stored is None or known[name].state is DeliveryState.SENT):
-            gone[name] = why
+            absent[name] = why
     if ORCHESTRATOR in recipients:
         plan = _plan_command(plan, inbound.original or message, store)
-    if gone:
-        text = _bounced_text(gone, inbound.file.file_name)
+    if absent:
+        text = _bounced_text(absent, inbound.file.file_name)
         messages.append(reply(plan.subject, Kind.NACK, text))
     files: tuple[OutgoingFile, ...] = ()
     if targets:
@@ -275,8 +275,8 @@ def _plan_deliveries(
         )
         number = stored.id if stored else 0
         files = (OutgoingFile(inbound.file.message_id, number, data, tuple(targets)),)
-    if gone or messages:
-        changes = DeliveryChanges(bounced=gone)
+    if absent or messages:
+        changes = DeliveryChanges(bounced=absent)
         plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
     return replace(plan, files=files) if files else plan
 
@@ -284,8 +284,10 @@ def _plan_deliveries(
 def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
     """Have the orchestrator carry the message out; if it has before a crash, reply as then."""
     for kind in (Kind.ACK, Kind.NACK):
-        said = store.messages.find_by_relay_id(plan.subject.reply_id(plan.subject.agent, str(kind)))
-        if said is None:
+        answer = store.messages.find_by_relay_id(
+            plan.subject.reply_id(plan.subject.agent, str(kind))
+        )
+        if answer is None:
             continue
         effects = plan.effects
         if kind is Kind.ACK and message.kind is Kind.COMMAND:
@@ -320,13 +322,13 @@ def _no_recipients(message: MessageFile, route: Route, store: Engine) -> str:
     )
 
 
-def _bounced_text(gone: Mapping[str, str], file_name: str) -> str:
+def _bounced_text(absent: Mapping[str, str], file_name: str) -> str:
     """One line for all unknown agents, and one for each unavailable agent."""
-    unknown = [name for name, why in gone.items() if why == NO_AGENT]
+    unknown = [name for name, why in absent.items() if why == NO_AGENT]
     lines = [f"{', '.join(unknown)}: {NO_AGENT}, did not get {file_name}"] if unknown else []
     lines += [
         f"{why}; {name} did not get {file_name}"
-        for name, why in gone.items()
+        for name, why in absent.items()
         if name not in unknown
     ]
     return "\n".join(lines)

@@ -265,8 +265,8 @@ class RetryQueue:
                 again.setdefault((overdue.message.id, overdue.attempt), []).append(overdue)
                 continue
             if overdue.decision is RetryDecision.RETRY:
-                gone = overdue._replace(attempt=overdue.attempt - 1, reason=away)
-                ended = _ended(gone, DeliveryState.BOUNCED)
+                bounced = overdue._replace(attempt=overdue.attempt - 1, reason=away)
+                ended = _ended(bounced, DeliveryState.BOUNCED)
             else:
                 ended = _ended(overdue, DeliveryState[overdue.decision.name])
             ends.append(end_delivery(ended, row, directory, self._store))

@@ -295,9 +295,11 @@ def check_choice(
         return None
     if over := _why_over(inbound, message, original, store):
         return Refusal(RefusalCode.ANSWERS_NOTHING, over)
-    said = message.body.decode().strip().partition("\n")[0].strip()
-    if message.kind is Kind.RESPONSE and said.lower() not in [option.lower() for option in options]:
-        reason = f"{said[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
+    choice = message.body.decode().strip().partition("\n")[0].strip()
+    if message.kind is Kind.RESPONSE and choice.lower() not in [
+        option.lower() for option in options
+    ]:
+        reason = f"{choice[:MAX_ANSWER]!r} is not an answer: expected one of {', '.join(options)}"
         return Refusal(RefusalCode.MALFORMED, reason)
     return None
 
@@ -325,9 +327,9 @@ def _first_answer(original: Message, sender: str, store: Engine) -> str:
         known = message.metadata or {}
         is_end = message.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
         if is_end and message.sender == sender and known.get("re") == original.relay_id:
-            said = message.content.decode(errors="replace").strip().partition("\n")[0]
+            line = message.content.decode(errors="replace").strip().partition("\n")[0]
             at = iso_time(int(known.get("created_ns") or 0))[:19]
-            return f"at {at}Z: {said[:MAX_ANSWER]}"
+            return f"at {at}Z: {line[:MAX_ANSWER]}"
     return ""
 
 

@@ -293,7 +293,7 @@ def _resume_body(
 
 def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
     """One line about a message in the inbox: id, sender, kind, first words."""
-    said = "?"
+    described = "?"
     with contextlib.suppress(OSError, UnsafePath, MessageError):
         data, _ = fsio.read_regular(
             message_id + MSG_SUFFIX, dirs.get("agents", name, "inbox"), MAX_DELIVERED_HEADER_BYTES
@@ -302,5 +302,5 @@ def _first_words(dirs: Dirs, name: str, message_id: str) -> str:
         message = parse_delivered(head + b"\n\n")
         text = " ".join(body[: 4 * MOST_WORDS].decode(errors="replace").split())
         words = text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
-        said = f"from {message.headers.get('FROM', '?')}, {message.kind}: {words}"
-    return f"- {message_id} {said}"
+        described = f"from {message.headers.get('FROM', '?')}, {message.kind}: {words}"
+    return f"- {message_id} {described}"

@@ -227,11 +227,11 @@ class Claimer:
         if row.status != "failed" and _says_the_same(inbound, row):
             self._archive_duplicate(dirs, inbound, row)
             return None
-        said = f"its id is taken by a message that is {row.status}"
+        reason = f"its id is taken by a message that is {row.status}"
         return _without_row(
             inbound,
             now,
-            Refusal(RefusalCode.ID_TAKEN, f"{said}: every message needs a unique name"),
+            Refusal(RefusalCode.ID_TAKEN, f"{reason}: every message needs a unique name"),
         )
 
     def _archive_duplicate(self, dirs: Dirs, inbound: Inbound, row: MessageRow) -> None:

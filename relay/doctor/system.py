@@ -38,9 +38,9 @@ def check_process(target: Target) -> Iterator[Finding]:
     if target.is_running and (why := running_trouble(home)):
         advice = "fix the cause; the relay retries on its own"
         yield Finding("process", LOCK, f"the relay is not serving: {why}", advice)
-    if (gone := unclean_stop(home)) is not None:
+    if (stopped := unclean_stop(home)) is not None:
         advice = "logs/relay.err may say why; the next start recovers its unfinished work"
-        yield Finding("process", LOCK, f"the last relay, {gone}", advice, Severity.NOTE)
+        yield Finding("process", LOCK, f"the last relay, {stopped}", advice, Severity.NOTE)
     yield from _socket(target)
     answer = ask(home) if target.is_running else StatusReply(None)
     yield from _silence(target, answer)

@@ -172,8 +172,8 @@ class Archives:
     def drop(self) -> Dropped:
         """Delete archived messages and dead letters permanently; open deliveries are kept."""
         state, now = self.state, self._core.now_s()
-        gone = [*state.archive.values(), *state.dead_letters.values()]
-        dropped = Dropped(len(state.archive), len(state.dead), sum(len(m.content) for m in gone))
+        removed = [*state.archive.values(), *state.dead_letters.values()]
+        dropped = Dropped(len(state.archive), len(state.dead), sum(len(m.content) for m in removed))
         if state.archive:
             self._core.apply(events.ArchiveDropped(tuple(sorted(state.archive)), now))
         for message_id in sorted(state.dead):

@@ -322,9 +322,9 @@ class State:
         trie.add(subscription.topic_pattern, subscription.id)
 
     def drop_subscription(self, subscription_id: int) -> None:
-        gone = self.subscriptions.pop(subscription_id, None)
-        if gone is not None:
-            self.topics[gone.channel_id].remove(gone.topic_pattern, gone.id)
+        removed = self.subscriptions.pop(subscription_id, None)
+        if removed is not None:
+            self.topics[removed.channel_id].remove(removed.topic_pattern, removed.id)
 
     def add_channel(self, channel: Channel) -> None:
         self.channels[channel.id] = channel
@@ -388,16 +388,16 @@ class State:
 
     def drop_live(self, message_ids: Sequence[int]) -> list[Message]:
         """Remove messages from the live ones; their deliveries are kept."""
-        gone = [self.messages.pop(message_id) for message_id in message_ids]
-        self.index.remove(gone)
-        for message in gone:
+        removed = [self.messages.pop(message_id) for message_id in message_ids]
+        self.index.remove(removed)
+        for message in removed:
             if message.channel_id in self.kept:
                 self.kept[message.channel_id] -= self._weight(message)
             self.pending.release(message)
             self.pending.pending.get(message.channel_id, {}).pop(message.id, None)
             if self.observer is not None:
                 self.observer.message_dropped(message)
-        return gone
+        return removed
 
     def find_next_forget_ms(self) -> int | None:
         """When the first entry of the exactly-once set expires; None: it is empty."""

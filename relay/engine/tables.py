@@ -107,8 +107,8 @@ class _Chunk:
         """Those of ``ids`` that were not removed."""
         if not ids or not self.removed:
             return ids or ()
-        gone = self.removed
-        return [number for number in ids if number not in gone]
+        removed = self.removed
+        return [number for number in ids if number not in removed]
 
     def candidates(self, wanted: MessageFilter) -> Sequence[int]:
         lists: list[Sequence[int]] = []

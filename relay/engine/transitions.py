@@ -285,10 +285,10 @@ def _dead_letter_replayed(state: State, event: events.DeadLetterReplayed) -> Non
 
 def _dead_letter_discarded(state: State, event: events.DeadLetterDiscarded) -> None:
     del state.dead[event.message_id]
-    gone = state.dead_letters.pop(event.message_id, None)
-    if gone is not None:
-        state.dead_index.remove([gone])
-        state.forget(gone)
+    removed = state.dead_letters.pop(event.message_id, None)
+    if removed is not None:
+        state.dead_index.remove([removed])
+        state.forget(removed)
     state.modified_at = event.at
 
 
@@ -299,9 +299,9 @@ def _messages_archived(state: State, event: events.MessagesArchived) -> None:
 
 
 def _archive_dropped(state: State, event: events.ArchiveDropped) -> None:
-    gone = [state.archive.pop(message_id) for message_id in event.message_ids]
-    state.archive_index.remove(gone)
-    for message in gone:
+    removed = [state.archive.pop(message_id) for message_id in event.message_ids]
+    state.archive_index.remove(removed)
+    for message in removed:
         state.forget(message)
     state.modified_at = event.at
 
@@ -314,10 +314,10 @@ def _rolled(state: State, event: events.Rolled) -> None:
 
 def _taken_out(state: State, event: events.MessagesEvicted) -> None:
     out, state.evicting = state.evicting[: event.count], state.evicting[event.count :]
-    gone = state.drop_live([number for number in out if number in state.messages])
+    removed = state.drop_live([number for number in out if number in state.messages])
     archived = [state.archive.pop(number) for number in out if number in state.archive]
     state.archive_index.remove(archived)
-    for message in (*gone, *archived):
+    for message in (*removed, *archived):
         state.forget(message)
     state.modified_at = event.at
 

@@ -263,11 +263,11 @@ class S3Objects:
         try:
             yield
         except (errors.BaseError, OSError, ValueError) as exc:
-            said = " ".join(str(exc).split("Debug source")[0].split())
-            text = f"{self.url}/{key}: {said}"
+            error = " ".join(str(exc).split("Debug source")[0].split())
+            text = f"{self.url}/{key}: {error}"
             if isinstance(exc, errors.AlreadyExistsError) and putting:
                 raise ObjectConflict(text, Reason.AUTHENTICATION) from exc
-            reason = _reason(exc, said, putting, errors)
+            reason = _reason(exc, error, putting, errors)
             if reason is Reason.MISSING:
                 raise ObjectMissing(text, reason) from exc
             raise ObjectError(text, reason, hint=_HINTS.get(reason, "")) from exc
@@ -282,20 +282,20 @@ _HINTS = {
 }
 
 
-def _reason(exc: Exception, said: str, putting: bool, errors: Any) -> Reason:
+def _reason(exc: Exception, error: str, putting: bool, errors: Any) -> Reason:
     """The reason of a failure, which decides about retries."""
     if isinstance(exc, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
         return Reason.AUTHENTICATION
-    if _INSTANCE_METADATA in said:
+    if _INSTANCE_METADATA in error:
         return Reason.AUTHENTICATION
     if isinstance(exc, FileNotFoundError):
-        return Reason.UNAVAILABLE if putting or "NoSuchBucket" in said else Reason.MISSING
-    status = _STATUS.search(said)
+        return Reason.UNAVAILABLE if putting or "NoSuchBucket" in error else Reason.MISSING
+    status = _STATUS.search(error)
     if status is not None:
         code = int(status[1])
         # 4xx: a wrong request (region, bucket name): retry later.
         return Reason.TRANSIENT if code >= 500 or code in (408, 429) else Reason.UNAVAILABLE
-    if "error sending request" in said or "redirect" in said:
+    if "error sending request" in error or "redirect" in error:
         return Reason.UNAVAILABLE  # connection refused, or no such host
     return Reason.TRANSIENT
 

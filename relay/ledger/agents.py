@@ -222,7 +222,7 @@ class AgentTable:
     def prune_log(self, before_ns: int, limit: int) -> dict[str, int]:
         """Remove up to ``limit`` of the oldest rows of audit_log and of security_events from
         before ``before_ns``; the number of rows by table."""
-        gone = {}
+        removed = {}
         for table in ("audit_log", "security_events"):
             oldest = self._db.execute(f"SELECT id, at FROM {table} ORDER BY id LIMIT ?", (limit,))
             ids = []
@@ -230,7 +230,7 @@ class AgentTable:
                 if at >= before_ns:
                     break  # ids grow with time
                 ids.append(row_id)
-            gone[table] = len(ids)
+            removed[table] = len(ids)
             if ids:
                 self._db.execute(
                     "INSERT INTO orchestrator_state VALUES ('audit_kept_from', ?, ?) "
@@ -239,7 +239,7 @@ class AgentTable:
                     (str(before_ns), before_ns),
                 )
                 self._db.execute(f"DELETE FROM {table} WHERE id <= ?", (ids[-1],))
-        return gone
+        return removed
 
 
 # States of a process

@@ -69,12 +69,12 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
         os.write(1, _decision(answer.body).encode())
 
 
-def _text(name: str, tool: str, told: object) -> str:
+def _text(name: str, tool: str, arguments: object) -> str:
     """The question: the tool and what tells most of what it is told, and all of it."""
-    fields = told if isinstance(told, dict) else {}
+    fields = arguments if isinstance(arguments, dict) else {}
     most = next((str(fields[key]) for key in TELLING if fields.get(key)), "")
     first = " ".join(f"{name} asks for permission: {tool} {most}".split())[:300]
-    whole = json.dumps(told, indent=2, ensure_ascii=False) if told else ""
+    whole = json.dumps(arguments, indent=2, ensure_ascii=False) if arguments else ""
     return f"{first}\n\n{whole[:MOST_TEXT]}".strip()
 
 
@@ -93,8 +93,8 @@ def _decision(body: str) -> str:
     is_yes = word.strip().lower() == "yes"
     decision: dict[str, str] = {"behavior": "allow" if is_yes else "deny"}
     if not is_yes:
-        said = " ".join(words.split())
-        decision["message"] = f"the operator answered no{': ' + said if said else ''}"
+        reason = " ".join(words.split())
+        decision["message"] = f"the operator answered no{': ' + reason if reason else ''}"
     facts = {"hookEventName": "PermissionRequest", "decision": decision}
     return json.dumps({"hookSpecificOutput": facts}) + "\n"
 

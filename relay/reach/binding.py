@@ -264,8 +264,8 @@ def run_at(root: str, agent: str, at: int) -> int:
     """Number of the run of an agent at a time, Unix ns; 0 if unknown."""
     number = 0
     try:
-        for run, begun in _runs(root).get(agent, []):
-            if begun <= at:
+        for run, began_at in _runs(root).get(agent, []):
+            if began_at <= at:
                 number = run
     except (TypeError, ValueError):
         return 0

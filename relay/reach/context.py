@@ -169,10 +169,10 @@ def _files(root: str, message: Waiting) -> str:
     """A line for each attachment; what its sender calls it comes last."""
     text = ""
     for each in attachments_of(message.headers, message.references):
-        path, said = os.path.join(root, each.path), "is not there any more"
+        path, where = os.path.join(root, each.path), "is not there any more"
         if each.path and os.path.exists(path):
-            said = f"in {path} ({format_size(os.path.getsize(path))})"
-        text += f"\nattachment {said}: {each.name}"
+            where = f"in {path} ({format_size(os.path.getsize(path))})"
+        text += f"\nattachment {where}: {each.name}"
     return text
 
 

@@ -36,11 +36,11 @@ class HookStatus(NamedTuple):
         if not self.events:
             return "not installed"
         missing = [event for event in VENDORS[self.vendor].events if event not in self.events]
-        said = f"installed, without {', '.join(missing)}" if missing else "installed"
+        text = f"installed, without {', '.join(missing)}" if missing else "installed"
         if self.fired_at is None:
             advice = VENDORS[self.vendor].advice
-            return f"{said} and never seen to fire" + (f": {advice}" if advice else "")
-        return f"{said}, last fired {elapsed(time.time_ns() - self.fired_at)} ago ({self.event})"
+            return f"{text} and never seen to fire" + (f": {advice}" if advice else "")
+        return f"{text}, last fired {elapsed(time.time_ns() - self.fired_at)} ago ({self.event})"
 
 
 def hook_states(root: str, project: str, names: tuple[str, ...] = ()) -> list[HookStatus]:

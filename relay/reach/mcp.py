@@ -172,13 +172,13 @@ class ToolServer:
         if wait is not None and wait.word not in ("taken", "answer"):
             return f"{sent}: {await self._came(ctx, sent, wait)}"
         if wait is None or wait.word == "taken":
-            said = await self._sent(session, sent)
+            sent_text = await self._sent(session, sent)
             owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
-            return f"{said}\n{owed}".rstrip()
+            return f"{sent_text}\n{owed}".rstrip()
         found = await self._wait(ctx, session, lambda message: _ends(message, sent), wait.seconds)
         if not found:
-            said = await self._sent(session, sent)
-            return f"{said}; no answer within {wait.seconds:g} s, a later one comes by inbox"
+            sent_text = await self._sent(session, sent)
+            return f"{sent_text}; no answer within {wait.seconds:g} s, a later one comes by inbox"
         (text,) = self._show(ctx, session, found[:1], takes=True)
         return f"{sent}\n{text}"
 
@@ -332,15 +332,15 @@ class ToolServer:
         if found or wait_s <= 0:
             return found
         inbox = os.path.join(self.root, "agents", session.agent, "inbox")
-        began, told = time.monotonic(), 0.0
+        began, reported_s = time.monotonic(), 0.0
         waiter = open_waiter(inbox)
         try:
             while not (found := self._waiting(self.session.find(), wanted)):
                 waited = time.monotonic() - began
                 if waited >= wait_s:
                     break
-                if waited - told >= PROGRESS_S or not told:
-                    told = waited
+                if waited - reported_s >= PROGRESS_S or not reported_s:
+                    reported_s = waited
                     await ctx.session.report_progress(waited, wait_s, "no message yet")
                 left = min(wait_s - waited, PROGRESS_S, RELIST_S)
                 fd = waiter.fileno()
@@ -457,16 +457,16 @@ def _number(ctx: Context) -> str:
 
 def _doing(facts: Fields) -> str:
     """The state of an agent in words, of a line of ``relay agents --json``: the evidence first."""
-    said = str(facts["status"])
+    text = str(facts["status"])
     if (pid := facts["process_ended"]) is not None:
-        said = f"process {pid} has exited"
-    elif said == "active" and facts["state"] in ("ended", "unseen"):
-        said = f"its session has not been seen since {facts['session_seen_at']}"
-    elif said == "active":
-        said = facts["state"] or said
+        text = f"process {pid} has exited"
+    elif text == "active" and facts["state"] in ("ended", "unseen"):
+        text = f"its session has not been seen since {facts['session_seen_at']}"
+    elif text == "active":
+        text = facts["state"] or text
     if facts["silent_s"]:
-        said += f", silent {facts['silent_s']} s"
-    return said + (f", role {visible(facts['role'])}" if facts["role"] else "")
+        text += f", silent {facts['silent_s']} s"
+    return text + (f", role {visible(facts['role'])}" if facts["role"] else "")
 
 
 def _ends(message: Waiting, sent: str) -> bool:

@@ -116,8 +116,8 @@ class ClaudeInbox(Rung):
         """Why it does not apply."""
         if target.session_of("claude") is None:
             return "expected a live session of claude"
-        gone = [name for name in (SOCKET, TOKEN) if not os.environ.get(name)]
-        return f"{gone[0]} is not set in the bell's environment" if gone else ""
+        missing = [name for name in (SOCKET, TOKEN) if not os.environ.get(name)]
+        return f"{missing[0]} is not set in the bell's environment" if missing else ""
 
     def ring(self, target: RungTarget, text: str) -> str:
         """Post the text; wait a moment for a refusal."""
@@ -460,8 +460,8 @@ def _run(argv: list[str], target: RungTarget, seconds: float) -> str:
         _kill(process)
         raise RingFailed(f"{visible(argv[0])} did not end in {seconds:g} s")
     if process.returncode:
-        said = f": {text.splitlines()[-1][:120]}" if text else ""
-        raise RingFailed(f"{visible(argv[0])} ended with exit {process.returncode}{said}")
+        detail = f": {text.splitlines()[-1][:120]}" if text else ""
+        raise RingFailed(f"{visible(argv[0])} ended with exit {process.returncode}{detail}")
     return text
 
 

@@ -110,9 +110,9 @@ def _hops_about(home: Home, message_id: str, last: Set[str]) -> Iterator[Hop]:
     for message in messages_about(home, message_id):
         if message.kind in ANSWERS:
             if message.relay_id not in last and message.sender != ORCHESTRATOR:
-                said = " ".join(message.body.split())[:MOST_ANSWER]
-                told = f"{message.kind}, {said} (answer {message.relay_id})"
-                yield Hop(message.at_ns, "answered", message.sender, detail=told)
+                line = " ".join(message.body.split())[:MOST_ANSWER]
+                answer = f"{message.kind}, {line} (answer {message.relay_id})"
+                yield Hop(message.at_ns, "answered", message.sender, detail=answer)
             continue
         names = json.loads(message.recipients)
         what, name = "about", message.sender
@@ -220,18 +220,18 @@ def describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
         at = facts.get("file_at") or hop["detail"]
         return f"{what}, file in {hop['detail']}" + ("" if at == hop["detail"] else f" ({at})")
     word = REMOVED if what == "read" and hop["detail"] == REMOVED else what
-    said: str = _WORDS.get(word, what + " for {}").format(name or facts["from"])
+    text: str = _WORDS.get(word, what + " for {}").format(name or facts["from"])
     if what in OFFERS and (hop["attempt"] or 1) > 1:
-        said += f" (offer {hop['attempt']})"
+        text += f" (offer {hop['attempt']})"
     if hop["detail"] is not None and what != "read":
-        said += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
+        text += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
     elif (hop["attempt"] or 1) > 1 and what not in OFFERS:
-        said += f", attempt {hop['attempt']}"
+        text += f", attempt {hop['attempt']}"
     for delivery in facts["deliveries"]:
         is_it = delivery["recipient"] == name and delivery["state"] == what == "held"
         if is_it and hop["detail"] is not None and delivery["due_at"]:
-            said += f", tried again at {local_time(delivery['due_at'])}"
-    return said
+            text += f", tried again at {local_time(delivery['due_at'])}"
+    return text
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
@@ -406,16 +406,16 @@ def find_unrecorded(home: Home, message_id: str) -> dict[str, Any] | None:
 def describe_unrecorded(facts: dict[str, Any], is_running: bool) -> str:
     """Describe an unrecorded message: where it is and what is needed."""
     if facts["status"] == "stray" and not is_running:
-        said = UNRECORDED_IN_INBOX.format(facts["from"])
-        return f"{said}: `relay up` recovers what a crash left unrecorded"
+        text = UNRECORDED_IN_INBOX.format(facts["from"])
+        return f"{text}: `relay up` recovers what a crash left unrecorded"
     if facts["status"] == "stray":
         hint = "find out who put it there"
     elif facts["status"] == "waiting":
         hint = RUNNING_HINT if is_running else "no relay is running; start one with `relay up`"
     else:
         hint = "rename it into the outbox to send it"
-    said = UNRECORDED_TEXT[facts["status"]].format(facts["from"], facts["untouched_s"])
-    return f"{said}: {hint}"
+    text = UNRECORDED_TEXT[facts["status"]].format(facts["from"], facts["untouched_s"])
+    return f"{text}: {hint}"
 
 
 def _untouched_s(home: Home, agent: str, place: str, name: str) -> int:

@@ -95,8 +95,8 @@ def _of_payload(payload: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == "message":
         yield from _of_message(payload.get("role"), payload)
     elif kind in ("function_call", "custom_tool_call"):
-        told = payload.get("arguments", payload.get("input"))
-        yield "tool", _call(payload.get("name"), told)
+        arguments = payload.get("arguments", payload.get("input"))
+        yield "tool", _call(payload.get("name"), arguments)
     elif kind == "local_shell_call":
         yield "tool", _call("shell", payload.get("action"))
 
@@ -104,37 +104,37 @@ def _of_payload(payload: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_message(who: object, message: object) -> Iterator[tuple[str, str]]:
     """A message of the person or of the model."""
     content = message.get("content") if isinstance(message, dict) else None
-    said = {"user": "prompt", "assistant": "says"}.get(str(who))
-    if said is None:
+    what = {"user": "prompt", "assistant": "says"}.get(str(who))
+    if what is None:
         return
     if isinstance(content, str):
-        yield said, content
+        yield what, content
     for block in content if isinstance(content, list) else ():
         if not isinstance(block, dict):
             continue
         kind = block.get("type")
         if kind in ("text", "input_text", "output_text"):
-            yield said, str(block.get("text", ""))
+            yield what, str(block.get("text", ""))
         elif kind == "tool_use":
             yield "tool", _call(block.get("name"), block.get("input"))
         elif kind == "tool_result" and block.get("is_error"):
             yield "failed", _text_of(block.get("content"))
 
 
-def _call(name: object, told: object) -> str:
+def _call(name: object, arguments: object) -> str:
     """A call of a tool: its name, and what tells most of what it was told."""
-    if isinstance(told, str):
+    if isinstance(arguments, str):
         try:
-            told = json.loads(told)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            return f"{name}: {told}"
-    if isinstance(told, dict):
+            return f"{name}: {arguments}"
+    if isinstance(arguments, dict):
         for key in TELLING:
-            if value := told.get(key):
+            if value := arguments.get(key):
                 words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 return f"{name}: {words}"
-        told = json.dumps(told, ensure_ascii=False) if told else None
-    return str(name) if told is None else f"{name}: {told}"
+        arguments = json.dumps(arguments, ensure_ascii=False) if arguments else None
+    return str(name) if arguments is None else f"{name}: {arguments}"
 
 
 def _text_of(content: object) -> str:

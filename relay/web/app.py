@@ -175,8 +175,8 @@ class Web:
 
     def _plain(self, scope: Scope, status: HTTPStatus, text: str, hint: str = "") -> Response:
         if scope["path"].endswith(JSON):
-            said = {"error": text} | ({"hint": hint} if hint else {})
-            return Response(json.dumps(said) + "\n", status, media_type="application/json")
+            facts = {"error": text} | ({"hint": hint} if hint else {})
+            return Response(json.dumps(facts) + "\n", status, media_type="application/json")
         return Response(text + "\n", status, media_type="text/plain")
 
 

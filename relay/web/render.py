@@ -86,9 +86,9 @@ def age(value: int | str | None, now_ns: int) -> Markup:
     return _time(at_ns, ago(at_ns, now_ns))
 
 
-def _time(at_ns: int, said: str) -> Markup:
+def _time(at_ns: int, text: str) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        iso_time(at_ns), local_time(at_ns, precise=True), said
+        iso_time(at_ns), local_time(at_ns, precise=True), text
     )
 
 
