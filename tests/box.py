@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from relay.acomm import store_file
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner
 from relay.agents.supervisor import Supervisor
-from relay.base.config import Config, encode
+from relay.base.config import Config
 from relay.base.home import LEDGER, STORE, Home
 from relay.base.message import MessageFile, parse_delivered
 from relay.base.watcher import InotifyWatcher, Watcher
@@ -84,7 +85,7 @@ class Box:
         self.log: list[dict[str, Any]] = []
         self._names = 0
         self.is_open = False
-        self.home = Home.create(str(root), encode(self.config))
+        self.home = Home.create(str(root), msgspec.json.encode(self.config))
         HOMES.append(self.home)
         for agent in agents:
             self.home.make_agent(agent)

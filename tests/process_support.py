@@ -14,8 +14,6 @@ from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
 
 QUICK = SpawnSettings(
-    restart_first_s=1,
-    restart_most_s=4,
     restart_times=3,
     restart_window_s=100,
     grace_s=5,

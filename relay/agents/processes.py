@@ -28,6 +28,8 @@ from relay.base.message import Kind
 from relay.ledger.agents import IDLE, READY, STARTING, STUCK, WORKING, PendingOperation, ProcessRow
 from relay.ledger.ledger import Ledger
 
+MOST_RESTART_PAUSE_S = 60
+OUTPUT_FILES = 2  # rotated files that are kept of each agent
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 
 
@@ -82,9 +84,7 @@ def decide_restart(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> Res
     recent = len(restarts_in_window(row, settings, now_ns))
     if recent >= settings.restart_times:
         return RestartDecision(None, gave_up=True)
-    return RestartDecision(
-        min(settings.restart_first_s << min(recent, 30), settings.restart_most_s)
-    )
+    return RestartDecision(min(1 << min(recent, 30), MOST_RESTART_PAUSE_S))
 
 
 def restarts_in_window(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> list[int]:
@@ -227,7 +227,7 @@ class ProcessMonitor:
         self._spawner = spawner
         self._clock = clock
         self._rotator = LogRotator(
-            home, settings.output_mib << 20, settings.output_files, executor, clock, log
+            home, settings.output_mib << 20, OUTPUT_FILES, executor, clock, log
         )
         self.due_ns = self._rotator.due_ns
 

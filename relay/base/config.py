@@ -1,8 +1,9 @@
 """Every setting of the relay: its default, limits and description, in one place.
 
-``config.json`` in the home holds the same tree; what it leaves out has its default here.
-An unknown key is an error, so that a typing mistake never passes for a setting. The relay reads
-the file when it starts and on SIGHUP, and follows every change without a restart.
+``config.json`` in the home holds the same tree; what it leaves out has its default here, and a new
+home leaves out everything, so that a better default reaches it later. An unknown key is an error:
+a typing mistake never passes for a setting. The relay reads the file when it starts and on SIGHUP,
+and follows every change without a restart.
 """
 
 import hashlib
@@ -26,6 +27,25 @@ CHOICES = {
     "detection.watcher": ("auto", "inotify", "scan"),
     "log_level": ("debug", "info", "warning", "error"),
     "spawn.restart": RESTARTS,
+}
+
+# Settings that nobody changed are constants; homes of before have them all in their files.
+FORMER = {
+    "detection.poll_interval_ms": 100,
+    "detection.settle_ms": 100,
+    "detection.malformed_after_s": 5,
+    "detection.pending_warn_s": 30,
+    "limits.batch_deliveries": 2000,
+    "journal.segment_age_s": 86_400,
+    "retry.first_s": 1,
+    "retry.most_s": 60,
+    "ledger.busy_timeout_ms": 5000,
+    "spawn.restart_first_s": 1,
+    "spawn.restart_most_s": 60,
+    "spawn.output_files": 2,
+    "security.outbox_files": 100_000,
+    "security.outbox_mib": 1024,
+    "disk.check_s": 5,
 }
 
 # How each program is given its first instructions and left to work without a person.
@@ -61,19 +81,6 @@ class DetectionSettings(Settings, frozen=True):
     scan_interval_s: Annotated[
         Positive, about("Time between two scans of all outboxes, which find what inotify missed.")
     ] = 30
-    poll_interval_ms: Annotated[
-        Positive, about("Time between two looks of the watcher `scan`.")
-    ] = 100
-    settle_ms: Annotated[
-        NotNegative, about("Age of a file written straight into an outbox before it is read.")
-    ] = 100
-    malformed_after_s: Annotated[
-        NotNegative,
-        about("Age at which a file that is not a valid message is refused: it may grow."),
-    ] = 5
-    pending_warn_s: Annotated[
-        Positive, about("Age of a file in .pending at which the log warns that it was not renamed.")
-    ] = 30
     orphan_after_s: Annotated[
         Positive, about("Age of a file in .pending before it is refused or removed.")
     ] = 3600
@@ -92,9 +99,6 @@ class LimitSettings(Settings, frozen=True):
     reply_depth: Annotated[
         Positive, about("Most answers along RE within a minute: more than that is a loop.")
     ] = 64
-    batch_deliveries: Annotated[
-        Positive, about("Most deliveries in one batch: a broadcast holds up no other message.")
-    ] = 2000
 
 
 class StoreSettings(Settings, frozen=True):
@@ -134,9 +138,6 @@ class JournalSettings(Settings, frozen=True):
     segment_bytes: Annotated[
         int, msgspec.Meta(ge=4096, le=2**31 - 1), about("Size at which a segment is sealed.")
     ] = 64 << 20
-    segment_age_s: Annotated[
-        Positive, about("Age at which a segment is sealed: a quiet relay is archived as well.")
-    ] = 86_400
     compress_segments: Annotated[
         bool, about("Compress sealed segments (Tier 1), to a fifth or a third.")
     ] = True
@@ -160,31 +161,9 @@ class JournalSettings(Settings, frozen=True):
     keep_age_s: Annotated[NotNegative, about("Age at which segments are deleted; 0: never.")] = 0
 
 
-class RetrySettings(Settings, frozen=True):
-    """Retries after temporary failures."""
-
-    first_s: Annotated[
-        Positive, about("Pause before the first retry, doubled with every attempt.")
-    ] = 1
-    most_s: Annotated[
-        Positive, about("Longest pause; a disk that has room again is noticed within it.")
-    ] = 60
-
-    def pause_s(self, attempts: int) -> int:
-        """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
-        return min(self.first_s << min(max(attempts - 1, 0), 30), self.most_s)
-
-    def pause_after_s(self, elapsed_s: int) -> int:
-        """Seconds before the next try, ``elapsed_s`` after the first: 1, 2, 4 … 60 as well."""
-        return min(self.first_s + max(elapsed_s, 0), self.most_s)
-
-
 class LedgerSettings(Settings, frozen=True):
-    """The ledger's connection."""
+    """The ledger's write-ahead log."""
 
-    busy_timeout_ms: Annotated[
-        NotNegative, about("Longest wait for another process that writes the ledger.")
-    ] = 5000
     wal_alert_mib: Annotated[
         Positive, about("Size of ledger.db-wal at which `relay status` warns of a slow reader.")
     ] = 64
@@ -245,10 +224,6 @@ class SpawnSettings(Settings, frozen=True):
     restart: Annotated[
         str, about("When an agent that has ended is started again, unless the request says so.")
     ] = "never"
-    restart_first_s: Annotated[
-        Positive, about("Pause before the first restart, doubled with every restart in the window.")
-    ] = 1
-    restart_most_s: Annotated[Positive, about("Longest pause before a restart.")] = 60
     restart_times: Annotated[
         Positive, about("Restarts in one window, after which the relay gives up and reports it.")
     ] = 5
@@ -265,7 +240,6 @@ class SpawnSettings(Settings, frozen=True):
     output_mib: Annotated[
         Positive, about("Size of logs/NAME.log, an agent's output, at which it is rotated.")
     ] = 10
-    output_files: Annotated[Positive, about("Rotated files that are kept of each agent.")] = 2
 
 
 class AgentSettings(Settings, frozen=True):
@@ -292,7 +266,7 @@ class ContinuitySettings(Settings, frozen=True):
 
 
 class SecuritySettings(Settings, frozen=True):
-    """Signatures, rates and quotas of agents."""
+    """Signatures and rates of agents."""
 
     require_signatures: Annotated[
         bool, about("Refuse unsigned messages as well, not only wrong signatures.")
@@ -301,10 +275,6 @@ class SecuritySettings(Settings, frozen=True):
         Positive, about("Messages per second that an agent may send for long; more wait.")
     ] = 200
     rate_burst: Annotated[Positive, about("Messages that an agent may send at once.")] = 10_000
-    outbox_files: Annotated[
-        Positive, about("Files waiting in one outbox of which its agent is notified.")
-    ] = 100_000
-    outbox_mib: Annotated[Positive, about("The same by the size of the files.")] = 1024
 
 
 class SearchSettings(Settings, frozen=True):
@@ -337,9 +307,6 @@ class DiskSettings(Settings, frozen=True):
     floor_mib: Annotated[
         NotNegative, about("Free space below which no messages are accepted; 0: no such limit.")
     ] = 64
-    check_s: Annotated[
-        Positive, about("Time between two measurements; a busy relay writes some 50 MB in that.")
-    ] = 5
 
 
 class RetentionSettings(Settings, frozen=True):
@@ -381,7 +348,6 @@ class Config(Settings, frozen=True):
     delivery: DeliverySettings = DeliverySettings()
     store: StoreSettings = StoreSettings()
     journal: JournalSettings = JournalSettings()
-    retry: RetrySettings = RetrySettings()
     ledger: LedgerSettings = LedgerSettings()
     attention: AttentionSettings = AttentionSettings()
     log: LogSettings = LogSettings()
@@ -403,7 +369,7 @@ def load(home: Home) -> Config:
 def decode(data: bytes, path: str = "config.json") -> Config:
     """The configuration in a file's bytes. Errors: ConfigError naming the key and the rule."""
     try:
-        config = msgspec.convert(config_json.parse(data), type=Config)
+        config = msgspec.convert(_without_former(config_json.parse(data)), type=Config)
     except (msgspec.DecodeError, ValueError, RecursionError) as exc:
         settings = {*Config.__struct_fields__, *flatten(Config())}
         raise ConfigError(f"{path}: {config_json.fault(exc, settings)}") from exc
@@ -438,6 +404,19 @@ def decode(data: bytes, path: str = "config.json") -> Config:
     return config
 
 
+def _without_former(tree: Any) -> Any:
+    """The values without those of former settings. Errors: ValueError for one that was changed."""
+    for name, value in FORMER.items():
+        section, _, key = name.partition(".")
+        inner = tree.get(section) if isinstance(tree, dict) else None
+        if isinstance(inner, dict) and key in inner:
+            if inner.pop(key) != value:
+                raise ValueError(f"{name} is always {value}, and no setting any more: remove it")
+            if not inner:
+                del tree[section]
+    return tree
+
+
 def _is_place(url: str) -> bool:
     """True for a valid Tier 2: a path, or a bucket with a name."""
     scheme, mark, rest = url.partition("://")
@@ -453,11 +432,6 @@ def read_file(path: str) -> Config:
         return Config()
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}") from exc
-
-
-def encode(config: Config) -> bytes:
-    """The file with every setting in it, for people to edit."""
-    return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
 
 
 def flatten(config: Config) -> dict[str, Any]:

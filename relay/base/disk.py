@@ -68,8 +68,11 @@ def measure_disk(path: str) -> tuple[int, int, int]:
     return size, used, status.f_bavail * status.f_frsize
 
 
+CHECK_S = 5  # between two measurements: a busy relay writes some 50 MB in that
+
+
 class DiskWatch:
-    """Checks the disk every ``check_s``. Owned by the loop; ``reading`` is for any thread."""
+    """Checks the disk every ``CHECK_S``. Owned by the loop; ``reading`` is for any thread."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class DiskWatch:
         now = self._clock.monotonic_ns()
         if now < self._due_ns:
             return None
-        self._due_ns = now + self._settings.check_s * NS_PER_S
+        self._due_ns = now + CHECK_S * NS_PER_S
         before = self.reading
         try:
             size, used, free = self._measure(self._path)

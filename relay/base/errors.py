@@ -55,7 +55,7 @@ class ConfigError(RelayError):
     """config.json cannot be read, or a value in it is wrong."""
 
     exit_code = EXIT_USAGE
-    hint = "fix config.json, or move it away: `relay init` then writes one with every default"
+    hint = "fix config.json, or move it away: `relay init` then writes an empty one"
 
 
 class SettingsError(RelayError):

@@ -102,7 +102,7 @@ class Home:
             raise HomeMissing(f"{root} is not a relay home: config.json or agents/ is missing")
 
     @classmethod
-    def create(cls, root: str, config: bytes) -> Home:
+    def create(cls, root: str, config: bytes = b"{}\n") -> Home:
         """Create or complete the tree; an existing config.json is kept."""
         hint = "name a directory that is empty or does not exist"
         if os.path.lexists(root) and not os.path.isdir(root):

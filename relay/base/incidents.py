@@ -30,7 +30,6 @@ class IncidentKind(StrEnum):
     LINKED_DIRECTORY = "linked_directory"  # a link in the place of a directory; not entered
     MODE_REPAIRED = "mode_repaired"  # it was open to others, and is 700 or 600 now
     NOT_A_REGULAR_FILE = "not_a_regular_file"  # a link, FIFO, socket, directory, device; refused
-    QUOTA_EXCEEDED = "quota_exceeded"  # more waits in an outbox than may; it waits there
     RATE_LIMITED = "rate_limited"  # an agent sends faster than it may; the rest waits
     REPLY_LOOP = "reply_loop"  # agents answer each other without end; further messages wait
     STRAY_MESSAGE = "stray_message"  # in an inbox, and not delivered by the relay; left there

@@ -22,6 +22,7 @@ from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.names import is_agent_name
 
+POLL_MS = 100  # between two looks without inotify
 NO_WATCH = "set detection.watcher to scan, or raise fs.inotify.max_user_watches"
 
 
@@ -257,9 +258,8 @@ class ScanWatcher:
     overflows = 0
     watches_held = 0
 
-    def __init__(self, interval_ms: int, why: str = "") -> None:
+    def __init__(self, why: str = "") -> None:
         self.why = why  # why inotify is not used; empty if it was configured so
-        self._interval_ms = interval_ms
         self._bell = _WakePipe()
         self._poll = select.poll()  # select takes no descriptor above 1,023
         self._poll.register(self._bell.fd, select.POLLIN)
@@ -277,7 +277,7 @@ class ScanWatcher:
 
     def wait(self, timeout_ns: int) -> WatchEvents:
         """Sleep for the interval at most, then request a scan."""
-        timeout_ms = min(self._interval_ms, max(0, -(-timeout_ns // NS_PER_MS)))
+        timeout_ms = min(POLL_MS, max(0, -(-timeout_ns // NS_PER_MS)))
         if self._poll.poll(timeout_ms):
             self._bell.silence()
         return WatchEvents(agents_changed=True, scan=True)
@@ -291,16 +291,16 @@ class ScanWatcher:
         self._bell.close()
 
 
-def make_watcher(home: Home, wanted: str, poll_interval_ms: int) -> Watcher:
+def make_watcher(home: Home, wanted: str) -> Watcher:
     """The configured watcher; ``auto`` falls back to scanning.
 
     Errors: WatcherUnavailable when ``inotify`` is configured and not available.
     """
     if wanted == "scan" or (wanted == "auto" and not sys.platform.startswith("linux")):
-        return ScanWatcher(poll_interval_ms)
+        return ScanWatcher()
     try:
         return InotifyWatcher(home)
     except WatcherUnavailable as exc:
         if wanted == "inotify":
             raise
-        return ScanWatcher(poll_interval_ms, f"{exc}; {exc.hint}")
+        return ScanWatcher(f"{exc}; {exc.hint}")

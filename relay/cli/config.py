@@ -295,21 +295,22 @@ def set_(
 def _change(tree: dict[str, Any], name: str, text: str | None) -> None:
     """Set or remove one setting in the content of config.json."""
     setting, default = _setting_of(name), known_settings()[_setting_of(name)].default
-    *sections, key = setting.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
+    section, _, key = setting.rpartition(".")
+    values = tree.setdefault(section, {}) if section else tree
     if setting != name:  # an entry of an object, which is whole in the file
-        tree[key] = tree = dict(tree.get(key, default))
+        values[key] = values = dict(values.get(key, default))
         key = name.removeprefix(f"{setting}.")
     if text is None:
-        tree.pop(key, None)
+        values.pop(key, None)
     elif isinstance(default, str):
-        tree[key] = text
+        values[key] = text
     else:
         try:
-            tree[key] = json.loads(text)
+            values[key] = json.loads(text)
         except ValueError:
-            tree[key] = text  # the check of the file says what was expected
+            values[key] = text  # the check of the file says what was expected
+    if tree.get(section) == {}:
+        del tree[section]
 
 
 def _setting_of(name: str) -> str:

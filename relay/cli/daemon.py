@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from relay.base import config, fsio, process_info
+from relay.base import fsio, process_info
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
@@ -81,7 +81,7 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
         raise click.UsageError("--here cannot be used with --home", ctx)
     root = os.path.abspath(FOLDER) if here else root_of(ctx, home)
     existed = os.path.exists(os.path.join(root, LEDGER))
-    with Home.create(root, config.encode(config.Config())) as made:
+    with Home.create(root) as made:
         Ledger.open(made.path(LEDGER)).close()
         if here and not fsio.exists(made.path(IGNORED)):
             fsio.write_atomic(made.path(IGNORED), b"*\n")

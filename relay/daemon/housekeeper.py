@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
+from relay.base.disk import CHECK_S
 from relay.base.errors import LedgerDamaged, RelayError
 from relay.base.home import LEDGER, Home
 from relay.base.message import Kind
@@ -128,7 +129,7 @@ class Housekeeper:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
             self.enqueue(Prune())
         if now >= self._next_disk_ns:
-            self._next_disk_ns = now + self._config.disk.check_s * NS_PER_S
+            self._next_disk_ns = now + CHECK_S * NS_PER_S
             if not self._queue and is_low and packable(self._home, self._clock):
                 self.enqueue(Pack())
         if self._queue:

@@ -370,7 +370,7 @@ def open_journal(
         stream_dir(home),
         STREAM_ID,
         clock,
-        SegmentPolicy(settings.segment_bytes, settings.segment_age_s),
+        SegmentPolicy(settings.segment_bytes),
         warn,
         epoch=epoch,
         at_least=known,

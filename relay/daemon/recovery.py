@@ -74,7 +74,7 @@ def recover(
     if power_cut:
         log("The machine was restarted since the last run", action="power_cut")
     now = clock.now_ns()
-    Deadlines(ledger, store, events, config.retry.most_s, clock, log).extend()
+    Deadlines(ledger, store, events, clock, log).extend()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")

@@ -25,7 +25,7 @@ from relay.base.disk import DiskWatch, MeasureDisk, measure_disk
 from relay.base.home import LEDGER, STORE, Home, use_openat2
 from relay.base.logs import LogCall
 from relay.base.metrics import START, STOP, WAIT
-from relay.base.watcher import ScanWatcher, Watcher, WatchEvents, make_watcher
+from relay.base.watcher import POLL_MS, ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
 from relay.daemon.disk_monitor import DiskMonitor
 from relay.daemon.housekeeper import PAUSE_S, Housekeeper
@@ -307,7 +307,7 @@ def _open_ledger(
         log(incident.detail, action=str(incident.kind), file=incident.path, level="warning")
     path = home.path(LEDGER)
     was_closed = not wal.wal_bytes(path)  # else the last writer was killed
-    ledger = Ledger.open(path, busy_timeout_ms=config.ledger.busy_timeout_ms)
+    ledger = Ledger.open(path)
     stack.callback(ledger.close)
     ledger.check(most_bytes=CHECKED_BYTES if was_closed else CHECKED_AFTER_CRASH_BYTES)
     begin_epoch(ledger, clock)
@@ -354,11 +354,10 @@ def epoch_of(ledger: Ledger) -> int:
 
 
 def _open_watcher(stack: contextlib.ExitStack, home: Home, config: Config, log: LogCall) -> Watcher:
-    detection = config.detection
-    watcher = make_watcher(home, detection.watcher, detection.poll_interval_ms)
+    watcher = make_watcher(home, config.detection.watcher)
     stack.callback(watcher.close)
     if isinstance(watcher, ScanWatcher) and watcher.why:
-        text = f"Scanning every {detection.poll_interval_ms} ms: {watcher.why}"
+        text = f"Scanning every {POLL_MS} ms: {watcher.why}"
         log(text, action="scan_instead", level="warning")
     return watcher
 

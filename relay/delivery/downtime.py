@@ -15,6 +15,7 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import LedgerError
 from relay.base.logs import LogCall
 from relay.delivery.eventlog import EventLog
+from relay.delivery.values import MOST_PAUSE_S
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import ObligationFacts
 from relay.ledger.ledger import Ledger
@@ -30,14 +31,12 @@ class Deadlines:
         ledger: Ledger,
         store: Engine,
         events: EventLog,
-        most_pause_s: int,
         clock: Clock,
         log: LogCall,
     ) -> None:
         self._ledger = ledger
         self._store = store
         self._events = events
-        self._most_pause_s = most_pause_s
         self._clock = clock
         self._log = log
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
@@ -77,7 +76,7 @@ class Deadlines:
         self._events.commit()
         with ledger.transaction():
             ledger.deliveries.set_obligations(open_obligations(self._store))
-            ledger.deliveries.cap_due_times(now + self._most_pause_s * NS_PER_S)
+            ledger.deliveries.cap_due_times(now + MOST_PAUSE_S * NS_PER_S)
             self._set_alive(now)
 
     def _set_alive(self, now: int) -> None:

@@ -21,7 +21,7 @@ from relay.base.home import AGENT_DIRS, META, READ, Home
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
 from relay.base.logs import LogCall
 from relay.base.names import MSG_SUFFIX, message_id_of
-from relay.base.watcher import WatchEvents
+from relay.base.watcher import POLL_MS, WatchEvents
 from relay.delivery.downtime import Deadlines
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
@@ -117,7 +117,7 @@ class EventSource:
             self._scan(appeared)
             self.check_liveness(appeared)  # before what vanished with a mailbox is delivered again
         if self._roster.unwatched:
-            self._next_poll_ns = now + self._detection.poll_interval_ms * NS_PER_MS
+            self._next_poll_ns = now + POLL_MS * NS_PER_MS
         self._reads.check_missing()
 
     def _refresh_agents(self, *, complete: bool) -> list[str]:

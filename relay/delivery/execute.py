@@ -50,6 +50,7 @@ from relay.ledger.deliveries import DeliveryFacts
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
 # this thread has archived and recorded the batch.
 _yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+BATCH_DELIVERIES = 2000  # a broadcast to all holds up no other message
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
@@ -89,7 +90,6 @@ class PlanExecutor:
         canceller: Canceller,
         ledger_writer: LedgerWriter,
         metrics: Metrics,
-        batch_deliveries: int,
         clock: Clock,
         log: LogCall,
         is_verbose: bool,
@@ -100,7 +100,6 @@ class PlanExecutor:
         self._canceller = canceller
         self._ledger_writer = ledger_writer
         self._metrics = metrics
-        self._batch_deliveries = batch_deliveries
         self._clock = clock
         self._log = log
         self._is_verbose = is_verbose  # a line of the log for each message
@@ -119,7 +118,7 @@ class PlanExecutor:
         for plan in plans:
             # what is cancelled may be in this batch: its files are to be in the inboxes, or nowhere
             cancels = plan.command is not None and is_cancel(plan.command)
-            if batch and (deliveries >= self._batch_deliveries or cancels):
+            if batch and (deliveries >= BATCH_DELIVERIES or cancels):
                 self._execute_batch(dirs, batch, result)
                 self._metrics.begin("plan")
                 batch, deliveries = [], 0

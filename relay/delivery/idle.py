@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from relay.acomm.model import DeliveryState
 from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S, Clock, elapsed
-from relay.base.config import RetrySettings
 from relay.base.home import Dirs, Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
@@ -47,7 +46,6 @@ class IdleNotices:
         home: Home,
         ledger: Ledger,
         store: Engine,
-        retry: RetrySettings,
         clock: Clock,
         log: LogCall,
     ) -> None:
@@ -56,7 +54,7 @@ class IdleNotices:
         self._store = store
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("idle notices", retry, clock, log)
+        self._pause = RetryPause("idle notices", clock, log)
         self._next_ns = 0  # of the next look (monotonic)
         self._is_asked = True  # requests are open, as far as it is known
         self._idle: dict[str, int] = {}  # session -> since when it is idle, as seen last

@@ -2,15 +2,15 @@
 
 A file renamed into an outbox is complete when seen: the watcher reports the rename, or its ctime is
 later than its mtime and it parses. A file written in place waits until it is unchanged for
-``settle_ms``. A file that does not parse may still be growing, and is malformed only when unchanged
-for ``malformed_after_s``. Unchanged time is the larger of the file's age by its mtime and the time
+``SETTLE_NS``. A file that does not parse may still be growing, and is malformed only when unchanged
+for ``MALFORMED_NS``. Unchanged time is the larger of the file's age by its mtime and the time
 since it was first seen with this size and mtime, so that a clock that was set does not delay it.
 
 The files of one sender are ordered by PRIORITY, then name, within a batch. None overtakes one that
-is still being written, for up to ``malformed_after_s``.
+is still being written, for up to ``MALFORMED_NS``.
 
 Files in ``outbox/.pending`` were never renamed into the outbox. Untouched (neither written nor
-renamed) for ``pending_warn_s``: a warning. Untouched for ``orphan_after_s``: a ``*.msg`` is refused
+renamed) for ``PENDING_WARN_S``: a warning. Untouched for ``orphan_after_s``: a ``*.msg`` is refused
 and kept in ``rejected/``, since its writer may only have been interrupted; others are removed. See
 docs/formats/msg.md.
 """
@@ -43,7 +43,7 @@ from relay.base.message import Kind, MessageFile, max_file_bytes, parse
 from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, sha256_hex, shown
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
-from relay.delivery.limits import OutboxQuota, RateLimit, ThrottleStatus
+from relay.delivery.limits import RateLimit
 from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
 from relay.reach.report import SUFFIX
 
@@ -51,6 +51,11 @@ _KIND_OF: dict[type[RelayError], IncidentKind] = {
     HardLink: IncidentKind.HARD_LINK,
     ForeignOwner: IncidentKind.FOREIGN_OWNER,
 }
+
+
+SETTLE_NS = 100 * NS_PER_MS  # a file written straight into an outbox is read when it is as old
+MALFORMED_NS = 5 * NS_PER_S  # at this age what is not a valid message is refused: it may grow
+PENDING_WARN_S = 30  # a file in .pending of this age was probably not renamed
 
 
 class Intake:
@@ -64,16 +69,13 @@ class Intake:
         log: Callable[..., object] = lambda *_, **__: None,
         security: SecuritySettings | None = None,
     ) -> None:
-        self._settle_ns = detection.settle_ms * NS_PER_MS
-        self._malformed_ns = detection.malformed_after_s * NS_PER_S
         self._max_body = limits.max_body_bytes
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
         security = security or SecuritySettings()
         self.rate_limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
-        self._queue = IntakeQueue(self.rate_limit, security.outbox_files, clock)
-        self._quota = OutboxQuota(security, self._max_file)
+        self._queue = IntakeQueue(self.rate_limit, clock)
         self._pending_files = PendingFiles(detection, clock, log)
 
     @property
@@ -85,12 +87,6 @@ class Intake:
     def is_busy(self) -> bool:
         """True while files wait that can be read now."""
         return self._queue.is_busy or self._pending_files.is_busy
-
-    @property
-    def throttled(self) -> ThrottleStatus:
-        """The agents over a limit, and how often limits were exceeded."""
-        limit, quota = self.rate_limit, self._quota
-        return ThrottleStatus(limit.limited, limit.limited_total, quota.over, quota.exceeded_total)
 
     def add(self, agent: str, file_name: str, *, renamed: bool, counted: bool = False) -> None:
         """Queue a file. A rename supersedes an earlier hint of a write.
@@ -122,15 +118,12 @@ class Intake:
             self.add(agent, name, renamed=False)
             if on_report is not None and name.endswith(SUFFIX):
                 on_report(agent, name)
-        self._quota.check(agent, outbox, names)
         is_pending = self._pending_files.scan(dirs, agent)
         return is_pending or any(name.endswith((MSG_SUFFIX, SUFFIX)) for name in names)
 
     def pop_new_alerts(self) -> list[Incident]:
         """Limits exceeded since the last call, each to be reported once."""
-        if not (self.rate_limit.alerts or self._quota.alerts):
-            return []
-        alerts = [
+        return [
             Incident(
                 IncidentKind.RATE_LIMITED,
                 agent,
@@ -141,7 +134,6 @@ class Intake:
             )
             for agent in self.rate_limit.pop_new_alerts()
         ]
-        return alerts + self._quota.pop_new_alerts()
 
     def read_batch(self, dirs: Dirs, limit: int) -> list[Inbound]:
         """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""
@@ -169,7 +161,7 @@ class Intake:
                 continue
             later = replace(read, counted=True, settling=False)
             known_ns = self._clock.monotonic_ns() - hint.found_ns
-            if read.settling and known_ns < self._malformed_ns:
+            if read.settling and known_ns < MALFORMED_NS:
                 self._queue.block_agent(later)
                 settling.add(hint.agent)
             else:
@@ -235,7 +227,7 @@ class Intake:
         seen = (status.st_size, status.st_mtime_ns)
         seen_at_ns = hint.seen_at_ns if hint.seen == seen else now
         still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - seen_at_ns)
-        is_moving = data is None or still_ns < self._settle_ns
+        is_moving = data is None or still_ns < SETTLE_NS
         was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
         settling = True
         if (
@@ -244,11 +236,11 @@ class Intake:
             and not _is_pending(dirs, agent, name)
         ):
             inbound = self._parse(outbox_file_of(agent, name, status), data)
-            is_growing = is_moving or still_ns < self._malformed_ns
+            is_growing = is_moving or still_ns < MALFORMED_NS
             if inbound.message is not None or not is_growing:
                 return _narrowed(inbound, fd, status)
             settling = is_moving
-        due_ns = now + max(self._settle_ns, NS_PER_MS)
+        due_ns = now + max(SETTLE_NS, NS_PER_MS)
         return replace(hint, due_ns=due_ns, seen=seen, seen_at_ns=seen_at_ns, settling=settling)
 
     def _parse(self, found: OutboxFile, data: bytes) -> Inbound:
@@ -347,7 +339,6 @@ class PendingFiles:
     def __init__(
         self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
     ) -> None:
-        self._warn_ns = detection.pending_warn_s * NS_PER_S
         self._over_ns = detection.orphan_after_s * NS_PER_S
         self._clock = clock
         self._log = log
@@ -376,7 +367,7 @@ class PendingFiles:
             if age_ns > self._over_ns and found < MOST_AT_ONCE:
                 self._over[agent, name] = None
                 found += 1
-            elif age_ns > self._warn_ns:
+            elif age_ns > PENDING_WARN_S * NS_PER_S:
                 still.add(key := (name, status.st_ino))
                 if key not in warned:
                     self._warn(agent, name, age_ns)

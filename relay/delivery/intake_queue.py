@@ -6,7 +6,7 @@
     deferred   a file that is still being written, or is retried
 
 A large backlog of one agent delays no other: agents without a backlog get half of each batch. At
-most ``most_files`` of an agent are remembered; its outbox is listed again as soon as there is room.
+most ``MOST_FILES`` of an agent are remembered; its outbox is listed again as soon as there is room.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _BY_DISCOVERY = attrgetter("number")
 # Each agent in a batch costs the opening of its directories, so there are not all too many of them
 # in one: with a thousand backlogs, 16 files of 16 and not one of 256.
 AGENTS_PER_BATCH = 16
+MOST_FILES = 100_000  # of an agent: some 20 MB of memory
 
 
 class IntakeQueue:
     """The hints of every agent. Owned by the loop."""
 
-    def __init__(self, limit: RateLimit, most_files: int, clock: Clock) -> None:
+    def __init__(self, limit: RateLimit, clock: Clock) -> None:
         self._limit = limit
-        self._most_files = most_files
         self._clock = clock
         self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
         self._throttled: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
@@ -83,7 +83,7 @@ class IntakeQueue:
         elif known.renamed or not renamed:
             return
         if known is None:
-            if files is not None and len(files) >= self._most_files:
+            if files is not None and len(files) >= MOST_FILES:
                 self._incomplete.add(agent)
                 self._count -= 1
                 return
@@ -163,9 +163,7 @@ class IntakeQueue:
     def agents_to_rescan(self) -> list[str]:
         """Agents with unremembered files, now that half of the remembered ones are done."""
         roomy = [
-            agent
-            for agent in self._incomplete
-            if 2 * len(self._ready.get(agent, ())) <= self._most_files
+            agent for agent in self._incomplete if 2 * len(self._ready.get(agent, ())) <= MOST_FILES
         ]
         self._incomplete.difference_update(roomy)
         return roomy

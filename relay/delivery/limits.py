@@ -1,4 +1,4 @@
-"""Limits on senders: rate, outbox quota and reply loops. Excess waits in the outbox; none is lost.
+"""Limits on senders: rate and reply loops. Excess waits in the outbox; none is lost.
 
 A rate is a token bucket for each agent: ``burst`` is its size, ``rate`` the tokens added a second.
 An episode begins when an agent finds its bucket empty, and ends after a minute without throttling;
@@ -11,14 +11,10 @@ notified once a loop.
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.config import SecuritySettings
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.names import MSG_SUFFIX
 from relay.delivery.values import Inbound
 from relay.engine.engine import Engine
 
@@ -46,7 +42,6 @@ class RateLimit:
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
         self.alerts: list[str] = []  # agents whose episode is to be reported
-        self.limited_total = 0  # episodes, since the relay started
 
     def allowance(self, agent: str) -> int:
         """Number of messages the agent may send now."""
@@ -64,7 +59,6 @@ class RateLimit:
         """Time until an agent with an empty bucket may send a few messages; begins an episode."""
         bucket = self._buckets[agent]
         if bucket.held_ns is None:
-            self.limited_total += 1
             self.alerts.append(agent)
         bucket.held_ns = bucket.at_ns
         wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
@@ -74,13 +68,6 @@ class RateLimit:
         """Agents whose episode began since the last call."""
         alerts, self.alerts = self.alerts, []
         return alerts
-
-    @property
-    def limited(self) -> list[str]:
-        """Agents in an episode now."""
-        return sorted(
-            name for name, bucket in self._buckets.items() if self._fill(bucket).held_ns is not None
-        )
 
     def sweep(self) -> None:
         """Drop full buckets, so that idle agents cost nothing."""
@@ -96,71 +83,6 @@ class RateLimit:
         if bucket.held_ns is not None and now >= bucket.held_ns + CALM_NS:
             bucket.held_ns = None
         return bucket
-
-
-class ThrottleStatus(NamedTuple):
-    """Agents over a limit now, and the episodes since the relay started."""
-
-    rate: list[str]
-    rate_total: int
-    quota: list[str]
-    quota_total: int
-
-
-class OutboxQuota:
-    """Limits on waiting files and bytes in one outbox, checked at each scan."""
-
-    def __init__(self, security: SecuritySettings, max_file: int) -> None:
-        self._most_files = security.outbox_files
-        self._max_file = max_file
-        self._most_bytes = security.outbox_mib << 20
-        self._over: set[str] = set()
-        self.alerts: list[Incident] = []  # to be reported
-        self.exceeded_total = 0  # episodes, since the relay started
-
-    def check(self, agent: str, outbox: int, names: list[str]) -> None:
-        """Check an outbox. Reported once, until half of the limit is free again."""
-        files = [name for name in names if name.endswith(MSG_SUFFIX)]
-        may_be = len(files) * self._max_file > self._most_bytes  # larger ones are not taken
-        size = _bytes_of(files, outbox) if may_be and len(files) <= self._most_files else 0
-        if len(files) > self._most_files:
-            what = f"{len(files)} files wait in the outbox of {agent}, more than {self._most_files}"
-            setting = "security.outbox_files"
-        elif size > self._most_bytes:
-            most = self._most_bytes >> 20
-            what = f"{size >> 20} MiB wait in the outbox of {agent}, more than {most} MiB"
-            setting = "security.outbox_mib"
-        else:
-            if 2 * len(files) <= self._most_files and 2 * size <= self._most_bytes:
-                self._over.discard(agent)
-            return
-        if agent not in self._over:
-            self._over.add(agent)
-            self.exceeded_total += 1
-            detail = f"{what} ({setting}): each is taken in its turn, nothing is lost"
-            path = f"agents/{agent}/outbox"
-            self.alerts.append(Incident(IncidentKind.QUOTA_EXCEEDED, agent, path, detail))
-
-    @property
-    def over(self) -> list[str]:
-        """Agents over the quota."""
-        return sorted(self._over)
-
-    def pop_new_alerts(self) -> list[Incident]:
-        """Agents that exceeded the quota since the last call."""
-        alerts, self.alerts = self.alerts, []
-        return alerts
-
-
-def _bytes_of(names: list[str], folder: int) -> int:
-    total = 0
-    for name in names:
-        try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # it is sent, or taken back
-        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total
 
 
 LOOP_WINDOW_NS = 60 * NS_PER_S

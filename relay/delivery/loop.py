@@ -29,13 +29,13 @@ from relay.delivery.eventlog import EventLog
 from relay.delivery.execute import PlanExecutor
 from relay.delivery.idle import IdleNotices
 from relay.delivery.intake import Intake
-from relay.delivery.limits import ReplyLoops, ThrottleStatus
+from relay.delivery.limits import ReplyLoops
 from relay.delivery.notifications import Notifier, Reminders
 from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
 from relay.delivery.record import LedgerWriter
 from relay.delivery.reports import ReportReader
-from relay.delivery.retry import HeldQueue, PlanSource, RetryQueue
+from relay.delivery.retry import HeldQueue, PlanSource, RetryQueue, pause_after
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
 from relay.delivery.values import NO_EFFECTS, OUTBOX, Inbound, Job, Plan, Row, Subject
@@ -103,7 +103,7 @@ class Dispatcher:
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
-        writer = LedgerWriter(ledger, store, events, config.retry.first_s, clock, log)
+        writer = LedgerWriter(ledger, store, events, clock, log)
         self._ledger_writer = writer
         self._reads = ReadDetector(
             self._home, ledger, store, events, writer, self.metrics, clock, log
@@ -119,7 +119,6 @@ class Dispatcher:
             canceller=canceller,
             ledger_writer=self._ledger_writer,
             metrics=self.metrics,
-            batch_deliveries=config.limits.batch_deliveries,
             clock=clock,
             log=log,
             is_verbose=config.log_level == "debug",
@@ -129,12 +128,12 @@ class Dispatcher:
     def _build_sources(self, store: Engine) -> None:
         """Build what finds files, and what makes plans without one."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
-        self._deadlines = Deadlines(ledger, store, self._events, config.retry.most_s, clock, log)
-        self.idle = IdleNotices(self._home, ledger, store, config.retry, clock, log)
+        self._deadlines = Deadlines(ledger, store, self._events, clock, log)
+        self.idle = IdleNotices(self._home, ledger, store, clock, log)
         self._sources: tuple[PlanSource, ...] = (
             HeldQueue(ledger, store, config, clock, log),
-            RetryQueue(ledger, store, config.retry, clock, log),
-            Reminders(store, self._statuses.process_endings, config.retry, clock, log),
+            RetryQueue(ledger, store, clock, log),
+            Reminders(store, self._statuses.process_endings, clock, log),
             self.idle,
         )
         on_state = self.idle.on_state
@@ -201,11 +200,6 @@ class Dispatcher:
     def oldest_ns(self) -> int | None:
         """Time at which the longest waiting file was seen (monotonic); None if none waits."""
         return self._intake.oldest_ns()
-
-    @property
-    def throttled(self) -> ThrottleStatus:
-        """Agents over a limit, and counts of such episodes."""
-        return self._intake.throttled
 
     def requeue(self, files: Iterable[tuple[str, str]]) -> None:
         """Queue the files of open rows, oldest discovery first, ahead of new ones."""
@@ -396,7 +390,7 @@ class Dispatcher:
 
     def _retry_later(self, inbound: Inbound, reason: str, attempts: int) -> None:
         self.metrics.postponed += 1
-        file, pause_s = inbound.file, self._config.retry.pause_s(attempts)
+        file, pause_s = inbound.file, pause_after(attempts)
         due = self._clock.monotonic_ns() + pause_s * NS_PER_S
         waited_ns = max(0, self._clock.now_ns() - inbound.discovered_at)
         if file.place == OUTBOX:  # else the next scan finds it

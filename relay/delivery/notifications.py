@@ -17,7 +17,6 @@ from relay.agents.processes import ProcessNotice
 from relay.agents.roster import Roster
 from relay.agents.status import NO_AGENT, AgentStatus, Directory, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, elapsed
-from relay.base.config import RetrySettings
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.incidents import Incident
@@ -203,7 +202,6 @@ class Reminders:
         self,
         store: Engine,
         endings: Callable[[], Callable[[str, int], str]],
-        retry: RetrySettings,
         clock: Clock,
         log: LogCall,
     ) -> None:
@@ -211,7 +209,7 @@ class Reminders:
         self._endings = endings
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("reminders", retry, clock, log)
+        self._pause = RetryPause("reminders", clock, log)
         self._next_check_ns = 0  # monotonic
         self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
 

@@ -18,6 +18,7 @@ from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.projection import Projection
 from relay.delivery.values import (
+    FIRST_PAUSE_S,
     NO_EFFECTS,
     OUTBOX,
     Answer,
@@ -47,14 +48,12 @@ class LedgerWriter:
         ledger: Ledger,
         store: Engine,
         events: EventLog,
-        first_pause_s: int,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
         self._ledger = ledger
         self._store = store
         self._events = events
-        self._first_pause_s = first_pause_s
         self._clock = clock
         self._log = log
         self._counted = IncidentCounter(clock)
@@ -241,7 +240,7 @@ class LedgerWriter:
                 file.message_id,
                 recipient,
                 applied.undelivered[file.message_id, recipient],
-                now + (file.pause_s or self._first_pause_s) * NS_PER_S,
+                now + (file.pause_s or FIRST_PAUSE_S) * NS_PER_S,
             )
             for file in applied.files
             for recipient in file.recipients
@@ -256,7 +255,7 @@ class LedgerWriter:
         """
         held = [*applied.held]
         if applied.plan.inbound is not None:
-            later = now + self._first_pause_s * NS_PER_S
+            later = now + FIRST_PAUSE_S * NS_PER_S
             for file in applied.files:
                 due_at = later if file.is_own else None
                 held += [HeldDelivery(file.message_id, to, why, due_at) for to in file.recipients]

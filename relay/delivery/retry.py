@@ -15,20 +15,32 @@ from typing import Protocol
 from relay.acomm.model import DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Config, RetrySettings
+from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
 from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
 from relay.delivery.execute import ExecutionResult, Postponed
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
-from relay.delivery.values import EndedDelivery, OutgoingFile, Plan, Subject
+from relay.delivery.values import (
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    EndedDelivery,
+    OutgoingFile,
+    Plan,
+    Subject,
+)
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
 from relay.ledger.deliveries import DeliveryRow, HeldDelivery
 from relay.ledger.ledger import Ledger, MessageRow
 
 ACCEPTED = "accepted before a crash, and not delivered then"
+
+
+def pause_after(attempts: int) -> int:
+    """Seconds before the next try after ``attempts``: 1, 2, 4 … 60."""
+    return min(FIRST_PAUSE_S << min(max(attempts - 1, 0), 30), MOST_PAUSE_S)
 
 
 class PlanSource(Protocol):
@@ -47,9 +59,8 @@ class PlanSource(Protocol):
 class RetryPause:
     """A pause of a source after the disk or the store refused a plan."""
 
-    def __init__(self, what: str, retry: RetrySettings, clock: Clock, log: Callable[..., object]):
+    def __init__(self, what: str, clock: Clock, log: Callable[..., object]):
         self._what = what
-        self._pause_s = retry.first_s
         self._clock = clock
         self._log = log
         self.until_ns = 0  # monotonic
@@ -62,9 +73,9 @@ class RetryPause:
     def settle(self, postponed: list[Postponed]) -> None:
         """Begin a pause if plans were postponed."""
         if postponed:
-            self.until_ns = self._clock.monotonic_ns() + self._pause_s * NS_PER_S
+            self.until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
             self._log(
-                f"Paused {self._what} for {self._pause_s} s: {postponed[0].reason}",
+                f"Paused {self._what} for {FIRST_PAUSE_S} s: {postponed[0].reason}",
                 action="postpone",
                 level="warning",
             )
@@ -112,7 +123,7 @@ class HeldQueue:
         """Retry later what the disk or the store did not accept."""
         if not result.postponed:
             return
-        now, first_s = self._clock.now_ns(), self._config.retry.first_s
+        now = self._clock.now_ns()
         plans = [plan for plan, _ in result.postponed]
         again = [(file, name) for plan in plans for file in plan.files for name in file.recipients]
         later = [
@@ -120,7 +131,7 @@ class HeldQueue:
             for file, name in again
         ]
         later += [  # its sender could not be told
-            _held(ended, ended.recipient, ended.reason, now + first_s * NS_PER_S)
+            _held(ended, ended.recipient, ended.reason, now + FIRST_PAUSE_S * NS_PER_S)
             for plan in plans
             for ended in plan.changes.ended
         ]
@@ -204,7 +215,7 @@ class HeldQueue:
         self, dirs: Dirs, held: DeliveryRow, row: MessageRow, stored: Message | None, now: int
     ) -> Plan | None:
         """A plan that delivers it; None if its file cannot be made now, and it is retried later."""
-        pause_s = self._config.retry.pause_after_s((now - held.staged_at) // NS_PER_S)
+        pause_s = min(FIRST_PAUSE_S + max(0, now - held.staged_at) // NS_PER_S, MOST_PAUSE_S)
         try:
             data = render_retry(dirs, self._store, row, held.attempt)
         except (OSError, UnsafePath, MessageError) as exc:
@@ -232,7 +243,6 @@ class RetryQueue:
         self,
         ledger: Ledger,
         store: Engine,
-        retry: RetrySettings,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
@@ -240,7 +250,7 @@ class RetryQueue:
         self._store = store
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("retries", retry, clock, log)
+        self._pause = RetryPause("retries", clock, log)
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""

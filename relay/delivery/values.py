@@ -36,6 +36,7 @@ from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
 from relay.ledger.deliveries import HeldDelivery
 from relay.ledger.ledger import FileFacts
 
+FIRST_PAUSE_S, MOST_PAUSE_S = 1, 60  # between two tries at what a disk or an inbox refuses
 OUTBOX = ("outbox",)
 IN_PENDING = ("outbox", PENDING)  # where a writer left it
 MOST_DRAFTED_NS = 86_400 * NS_PER_S  # between naming a file and writing it

@@ -20,6 +20,7 @@ from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import AGENT_DIRS, META, PENDING, REJECTED
 from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.base.text import plural
+from relay.delivery.intake import PENDING_WARN_S
 from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import SUFFIX
@@ -168,7 +169,7 @@ def _pending(target: Target) -> Iterator[Finding]:
     detection = target.config.detection
     for agent in sorted(target.home.agent_names()):
         folder = f"agents/{agent}/outbox/{PENDING}"
-        yield from _unsent(target, folder, detection.pending_warn_s, detection.orphan_after_s)
+        yield from _unsent(target, folder, PENDING_WARN_S, detection.orphan_after_s)
         if not target.is_running:
             continue  # the next start finishes or removes staged files
         folder, age_s = f"agents/{agent}/inbox/{PENDING}", STAGED_S + 2 * detection.scan_interval_s

@@ -113,6 +113,9 @@ class Transaction:
             self._db.execute("ROLLBACK")
 
 
+BUSY_TIMEOUT_MS = 5000  # longest wait for another process that writes the ledger
+
+
 class Ledger:
     """The daemon's connection. Used from the loop's thread alone."""
 
@@ -135,7 +138,7 @@ class Ledger:
             raise LedgerError(f"{self._path} was removed or replaced while the relay ran")
 
     @classmethod
-    def open(cls, path: str, *, busy_timeout_ms: int = 5000) -> Ledger:
+    def open(cls, path: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Ledger:
         """Open the ledger for writing; create it if it does not exist.
 
         Errors: VersionError when a newer version wrote it; LedgerError when it is not a database.

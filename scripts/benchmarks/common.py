@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from relay.base import config
 from relay.base.home import Home
 from relay.base.names import new_message_id
 
@@ -28,7 +27,7 @@ def fresh_root(base: str | None) -> Path:
 
 def make_home(root: Path, agents: int) -> tuple[Home, list[str]]:
     """Create a home with so many agents."""
-    home = Home.create(str(root / "home"), config.encode(config.Config()))
+    home = Home.create(str(root / "home"))
     names = [f"agent{number:04d}" for number in range(agents)]
     for name in names:
         home.make_agent(name)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 from watchdog.observers.inotify_c import InotifyConstants, InotifyFD
 
@@ -87,7 +88,7 @@ def run_with_tiers(base: str | None, *, agents: int, messages: int) -> None:
         (root / name).mkdir()
         home, names = make_home(root / name, agents)
         with open(home.path(CONFIG), "wb", opener=_private) as file:
-            file.write(config.encode(TIERED))
+            file.write(msgspec.json.encode(TIERED))
         os.mkdir(home.path(TIERED.journal.objects))
         _prepare(home, backlog)
         with Relay(home):

@@ -79,7 +79,7 @@ def run(base: str | None, *, messages: int) -> None:
 def _make(folder: Path, messages: int) -> tuple[Home, list[str]]:
     folder.mkdir()
     home, names = make_home(folder, AGENTS + 2)
-    Path(home.path(CONFIG)).write_bytes(config.encode(KEEPING))
+    Path(home.path(CONFIG)).write_bytes(msgspec.json.encode(KEEPING))
     fill(home, names[:AGENTS], messages)
     return home, names
 

@@ -12,12 +12,13 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import astuple
 
 from relay.acomm.model import Message, Origin
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings, encode
+from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings
 from relay.base.home import LEDGER, META, Home
 from relay.base.message import ANSWERS, MessageFile, render
 from relay.base.names import EVERYONE, OPERATOR, SHA256_PREFIX, sha256_hex
@@ -73,7 +74,7 @@ class History:
         self.rng = random.Random(given.seed)
         self.begin_ns = given.end_ns - int(given.days * DAY_NS)
         self.config = make_config(given)
-        self.home = Home.create(root, encode(self.config))
+        self.home = Home.create(root, msgspec.json.encode(self.config))
         self.clock = HistoryClock(self.begin_ns)
         self.cast = make_cast(self.rng, given.agents)
         self.engine = Engine(self.home, self.config, self.clock)

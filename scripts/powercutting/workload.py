@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from relay.base.config import Config, JournalSettings, StoreSettings, encode
+import msgspec
+
+from relay.base.config import Config, JournalSettings, StoreSettings
 from relay.base.home import Home
 from scripts.powercutting import kernel
 from scripts.powercutting.disk import recorded
@@ -100,7 +102,7 @@ def record(
     work = _Work(target / "home", made.books, seed, _environment(folder, syncs))
     with recorded(image, made.log, disk):
         with kernel.mounted(disk, target, system.kind, system.options):
-            with Home.create(str(work.home), encode(VARIANTS[variant])) as home:
+            with Home.create(str(work.home), msgspec.json.encode(VARIANTS[variant])) as home:
                 for agent in AGENTS:
                     home.make_agent(agent)
             os.sync()

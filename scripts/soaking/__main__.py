@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from agent_sdk import Agent, Kind
-from relay.base.config import Config, SpawnSettings, encode
+from relay.base.config import Config, SpawnSettings
 from relay.base.errors import EXIT_FINDINGS
 from relay.base.home import Home
 from relay.base.names import ORCHESTRATOR
@@ -47,7 +47,7 @@ class Soak:
             clis={"worker": argv}, restart="on-failure", restart_times=1000, grace_s=5
         )
         config = Config(spawn=spawn)
-        with Home.create(str(self.home), encode(config)) as made:
+        with Home.create(str(self.home), msgspec.json.encode(config)) as made:
             for name in self.names:
                 made.make_agent(name)
         self._daemon: subprocess.Popen[bytes] | None = None

@@ -8,7 +8,6 @@ import sys
 from inspect import getdoc, isasyncgenfunction, iscoroutinefunction, signature
 from pathlib import Path
 
-from relay.base.config import Config, encode
 from relay.base.home import Home
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +80,7 @@ UNNEEDED = HEAVY - {"click", "inspect", "pathlib", "threading"}  # click's own i
 
 
 def test_a_sending_command_loads_no_parser_of_json_and_no_database(tmp_path: Path) -> None:
-    with Home.create(str(tmp_path / "home"), encode(Config())) as home:
+    with Home.create(str(tmp_path / "home")) as home:
         for name in ("alice", "bob"):
             home.make_agent(name)
     ended = subprocess.run(

@@ -23,7 +23,7 @@ def opened(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def watcher(opened: Home) -> Iterator[Watcher]:
-    made = make_watcher(opened, "auto", 100)
+    made = make_watcher(opened, "auto")
     yield made
     made.close()
 

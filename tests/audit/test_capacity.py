@@ -8,13 +8,14 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from relay.audit.disk_usage import HomeUsage, PartUsage, RetentionLimit, TierSavings, measure
 from relay.audit.jobs import capacity
 from relay.audit.schemas import results
 from relay.audit.snapshot import HomeSnapshot
-from relay.base.config import Config, DiskSettings, RetentionSettings, encode
+from relay.base.config import Config, DiskSettings, RetentionSettings
 from relay.base.errors import ConfigError
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 from tests.audit.ledger_rows import DAY, insert, message
@@ -206,7 +207,7 @@ def test_a_home_is_measured_by_part_and_day(box: Box) -> None:
 def test_limits_and_floor_are_those_of_config_json(tmp_path: Path) -> None:
     kept = RetentionSettings(archive_days=10, archive_mib=0, read_days=0, read_mib=5)
     config = Config(disk=DiskSettings(floor_mib=3), retention=kept)
-    (tmp_path / "config.json").write_bytes(encode(config))
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     found = measure(str(tmp_path), START_NS)
     limits = {one.part: (one.days, one.n_bytes) for one in found.limits}
     assert found.floor_bytes == 3 * MIB

@@ -8,10 +8,11 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, RetentionSettings, encode
+from relay.base.config import Config, RetentionSettings
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import write_journal
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -165,7 +166,7 @@ def test_attachments_that_retention_cannot_have_removed(home: HomeBuilder) -> No
         path.unlink()
 
     def gone(retention: RetentionSettings) -> set[str]:
-        (home.root / "config.json").write_bytes(encode(Config(retention=retention)))
+        (home.root / "config.json").write_bytes(msgspec.json.encode(Config(retention=retention)))
         outcome = home.says("integrity")
         checks = outcome.checks
         assert set(checks) == {"missing"}

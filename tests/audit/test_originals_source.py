@@ -7,7 +7,6 @@ from pathlib import Path
 
 from relay.audit.sources import originals
 from relay.audit.sources.originals import ArchiveUnit, Original, read_unit
-from relay.base.config import Config, encode
 from relay.base.home import Home
 from relay.base.names import sha256_hex
 from relay.ledger import archive_pack
@@ -33,7 +32,7 @@ def pack(home: Path, day: str = DAY) -> None:
 
 def made(tmp_path: Path) -> Path:
     """A home with an empty archive."""
-    Home.create(str(tmp_path / "home"), encode(Config())).close()
+    Home.create(str(tmp_path / "home")).close()
     return tmp_path / "home"
 
 

@@ -6,11 +6,12 @@ import contextlib
 import sqlite3
 import time
 
+import msgspec
 import pytest
 
 from relay.acomm.model import DeliveryState
 from relay.base.clock import NS_PER_S, iso_date
-from relay.base.config import Config, RetentionSettings, encode
+from relay.base.config import Config, RetentionSettings
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import moved, write_journal
 from tests.audit.tampering import write
@@ -65,7 +66,7 @@ def test_days_that_retention_took_are_no_loss(home: HomeBuilder) -> None:
     (home.root / "archive" / "2026-01-31.tar.zst").write_bytes(b"no pack")
     assert home.says("reconcile").checks == {"original_missing": {"1-3"}}
     settings = Config(retention=RetentionSettings(archive_days=0, archive_mib=0))
-    (home.root / "config.json").write_bytes(encode(settings))
+    (home.root / "config.json").write_bytes(msgspec.json.encode(settings))
     everything = {"original_missing": {"1-0", "1-1", "1-3"}}
     assert home.says("reconcile").checks == everything
 
@@ -84,7 +85,7 @@ def test_the_day_from_which_on_nothing_may_be_missing(
 ) -> None:
     """Of the first day most are gone, of the others one."""
     retention = RetentionSettings(archive_days=days, archive_mib=mib)
-    (home.root / "config.json").write_bytes(encode(Config(retention=retention)))
+    (home.root / "config.json").write_bytes(msgspec.json.encode(Config(retention=retention)))
     for day in (10, 20, 30):
         for number in range(4):
             at_ns = START_NS + (day - 31) * 86_400 * NS_PER_S

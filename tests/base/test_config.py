@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from relay.base.config import (
+    FORMER,
     Config,
     DetectionSettings,
     LimitSettings,
-    RetrySettings,
     Settings,
     changes,
     decode,
-    encode,
 )
 from relay.base.errors import EXIT_USAGE, ConfigError
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
+from relay.delivery.retry import pause_after
 
 SECTIONS: dict[str, Settings] = {
     name: value
@@ -50,21 +50,21 @@ def refused(data: bytes) -> str:
 
 
 def test_what_is_written_reads_back() -> None:
-    assert decode(encode(Config())) == Config()
+    assert decode(msgspec.json.encode(Config())) == Config()
     changed = Config(
         lead="ann",
-        detection=DetectionSettings(watcher="scan", settle_ms=0),
+        detection=DetectionSettings(watcher="scan", orphan_after_s=1),
         limits=LimitSettings(batch_files=1),
     )
-    assert decode(encode(changed)) == changed
+    assert decode(msgspec.json.encode(changed)) == changed
 
 
-def test_the_file_has_every_setting_on_a_line_of_its_own() -> None:
-    text = encode(Config()).decode()
-    assert text.endswith("}\n")
-    for _, name in SETTINGS:
-        assert text.count(f'"{name}": ') == 1
-    assert json.loads(text)["detection"]["settle_ms"] == 100
+def test_a_former_setting_is_ignored_unless_it_was_changed() -> None:
+    """A home of before has all settings in its file."""
+    for name, value in FORMER.items():
+        assert decode(with_value(*name.split("."), value)) == Config()
+    text = refused(with_value("retry", "first_s", 5))
+    assert "retry.first_s is always 1, and no setting any more: remove it" in text
 
 
 def test_what_the_file_leaves_out_has_its_default() -> None:
@@ -74,10 +74,9 @@ def test_what_the_file_leaves_out_has_its_default() -> None:
 
 def test_the_defaults_are_the_source_documents() -> None:
     default = Config()
-    assert default.detection == DetectionSettings("auto", 30, 100, 100, 5, 30)
+    assert default.detection.scan_interval_s == 30
     assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
     assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (25_000, 60_000)
-    assert default.ledger.busy_timeout_ms == 5000
 
 
 @pytest.mark.parametrize("section", ["", *SECTIONS])
@@ -97,8 +96,8 @@ def test_a_value_of_another_type_is_named(section: str, name: str) -> None:
 def test_a_number_below_its_least_or_beyond_32_bits_is_named(section: str, name: str) -> None:
     for number in (-1, 2**31):
         assert key(section, name) in refused(with_value(section, name, number))
-    may_be_0 = {"settle_ms", "malformed_after_s", "checkpoint_pause_factor", "busy_timeout_ms"}
-    may_be_0 |= {"compress_after_s", "keep_mib", "keep_age_s", "floor_mib"}
+    may_be_0 = {"checkpoint_pause_factor", "compress_after_s", "floor_mib"}
+    may_be_0 |= {"keep_age_s", "keep_mib"}
     may_be_0 |= {n for n in SECTIONS["retention"].__struct_fields__ if n != "every_s"}
     if name in may_be_0:
         decode(with_value(section, name, 0))
@@ -143,7 +142,7 @@ def test_nothing_but_loopback_is_listened_on(listen: str) -> None:
 
 
 def test_what_changed_is_named() -> None:
-    after = decode(b'{"lead": "ann", "disk": {"floor_mib": 1, "check_s": 5}}')
+    after = decode(b'{"lead": "ann", "disk": {"floor_mib": 1, "low_percent": 95}}')
     assert changes(Config(), after) == ["lead: '' -> 'ann'", "disk.floor_mib: 64 -> 1"]
     assert changes(after, after) == []
 
@@ -158,7 +157,7 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     ("attempts", "pause_s"), [(0, 1), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (10**6, 60)]
 )
 def test_pauses_double_up_to_a_minute(attempts: int, pause_s: int) -> None:
-    assert RetrySettings().pause_s(attempts) == pause_s
+    assert pause_after(attempts) == pause_s
 
 
 def test_a_configuration_is_never_altered() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, decode, encode
+from relay.base.config import decode
 from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
 from relay.base.home import MAX_OPEN_DIRS, Dirs, Home, use_openat2
 from tests.box import open_descriptors
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 def home(root: Path) -> Iterator[Home]:
     """A home with alice in it; no descriptor of it is left open."""
     before = len(open_descriptors())
-    with Home.create(str(root), encode(Config())) as made:
+    with Home.create(str(root)) as made:
         made.make_agent("alice")
         yield made
     assert len(open_descriptors()) == before
@@ -73,7 +73,7 @@ def tree(root: Path) -> dict[str, int]:
 def test_a_new_home_is_its_owners_alone(root: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        Home.create(str(root), encode(Config())).close()
+        Home.create(str(root)).close()
     finally:
         os.umask(before)
     modes = tree(root)
@@ -90,7 +90,7 @@ def test_made_again_it_is_completed_and_its_configuration_stays(root: Path) -> N
     (root / "logs").chmod(0o755)
     (root / "config.json").chmod(0o644)
     root.chmod(0o755)
-    with Home.create(str(root), encode(Config())) as home:
+    with Home.create(str(root)) as home:
         assert home.secure() == []
         assert decode(home.read_config()).lead == "ann"
     assert sorted(tree(root)) == TREE

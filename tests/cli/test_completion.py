@@ -33,7 +33,7 @@ relay send #                 #ci #team
 relay inbox --as a           alice
 relay channel show ""        ci team
 relay thread release-        release-42 release-43
-relay config set limits.b    limits.batch_files limits.batch_deliveries
+relay config set limits.b    limits.batch_files
 relay --home /nowhere send b
 """
 ORIGINALS = {

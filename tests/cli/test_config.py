@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relay.base.config import Config, decode, encode, flatten
+from relay.base.config import Config, decode, flatten
 from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_STATE, EXIT_USAGE
 from relay.cli.config import known_settings
 from tests.procs import Relay, home_of, relay, rows_of, status_of
@@ -77,16 +77,16 @@ def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(
 
 def test_a_change_keeps_the_rest_of_the_file(home: Path) -> None:
     path = home / "config.json"
-    path.write_bytes(encode(Config()))
-    lines = path.read_text().splitlines()
-    assert "limits.batch_files: 256 -> 77\n" in said(home, "set", *AGAIN)
-    now = path.read_text().splitlines()
-    differing = [(old, new) for old, new in zip(lines, now, strict=True) if old != new]
-    assert differing == [('    "batch_files": 256,', '    "batch_files": 77,')]
+    path.write_text(json.dumps({"lead": "ann", "limits": {"batch_files": 1, "reply_depth": 9}}))
+    assert "limits.batch_files: 1 -> 77\n" in said(home, "set", *AGAIN)
+    kept = {"lead": "ann", "limits": {"batch_files": 77, "reply_depth": 9}}
+    assert path.read_text() == json.dumps(kept, indent=2) + "\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert "limits.batch_files: unchanged\n" in said(home, "set", *AGAIN)
     assert "limits.batch_files: 77 -> 256\n" in said(home, "set", "--unset", AGAIN[0])
-    assert "batch_files" not in path.read_text()
+    assert json.loads(path.read_text()) == {"lead": "ann", "limits": {"reply_depth": 9}}
+    said(home, "set", "--unset", "limits.reply_depth")
+    assert json.loads(path.read_text()) == {"lead": "ann"}
 
 
 @pytest.mark.parametrize(

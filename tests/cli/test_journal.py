@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from relay.base import fsio
 from relay.base.clock import Clock
-from relay.base.config import Config, JournalSettings, encode
+from relay.base.config import Config, JournalSettings
 from relay.base.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
@@ -73,7 +74,8 @@ def records(home: Path) -> list[bytes]:
 
 
 def configure(home: Path, **settings: Any) -> None:
-    (home / "config.json").write_bytes(encode(Config(journal=JournalSettings(**settings))))
+    config = Config(journal=JournalSettings(**settings))
+    (home / "config.json").write_bytes(msgspec.json.encode(config))
 
 
 def test_status_shows_where_each_segment_is(home: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from relay.acomm import store_file
-from relay.base.config import Config, encode
 from relay.base.home import Home
 from relay.base.message import parse_delivered
 from tests.procs import PATIENCE_S, Relay, environment, until
@@ -28,7 +27,7 @@ WRITER = Path(__file__).with_name("writer.py")
 @pytest.mark.shows("ready 6.2")
 def test_two_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
     home = tmp_path / "a home"
-    with Home.create(str(home), encode(Config())) as made:
+    with Home.create(str(home)) as made:
         for name in WRITERS:  # or the first to write finds the others not yet there
             made.make_agent(name)
     relay = Relay(home)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import Config, DetectionSettings, LimitSettings, encode
+from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.home import Home
 from relay.delivery.intake import Intake
 from relay.delivery.router import Bounce
@@ -25,7 +25,7 @@ class Desk:
     def __init__(self, root: Path, detection: DetectionSettings, limits: LimitSettings) -> None:
         self.clock = FakeClock(START_NS)
         self.log: list[dict[str, Any]] = []
-        self.home = Home.create(str(root), encode(Config()))
+        self.home = Home.create(str(root))
         self.home.make_agent("alice")
         self.outbox = root / "agents" / "alice" / "outbox"
         self.intake = Intake(detection, limits, self.clock, self._note)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.names import sha256_hex
 from relay.delivery.values import OutboxFile
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
@@ -101,24 +99,9 @@ def test_every_change_begins_the_wait_again(desk: Desk) -> None:
     assert bodies(desk.take()) == [b"hi there!"]
 
 
-@pytest.mark.parametrize(
-    ("settle_ms", "mtime_s", "waits_s"),
-    [(100, -0.1, None), (2000, 0, 2), (0, 0, None)],
-    ids=["still for long", "longer", "none"],
-)
-def test_how_long_it_settles_is_configured(
-    tmp_path: Path, settle_ms: int, mtime_s: float, waits_s: float | None
-) -> None:
-    settings = DetectionSettings(settle_ms=settle_ms, malformed_after_s=0)
-    desk = Desk(tmp_path / "home", settings, LimitSettings())
-    desk.written(GOOD, mtime_s=mtime_s)
-    if waits_s is not None:
-        assert (desk.take(), desk.due_in_s()) == ([], waits_s)
-        desk.clock.advance(waits_s)
+def test_what_was_still_for_long_is_taken_at_once(desk: Desk) -> None:
+    desk.written(GOOD, mtime_s=-0.1)
     assert bodies(desk.take()) == [b"hi"]
-    desk.written(b"nonsense", mtime_s=-10)
-    assert "not a header line" in reason(desk.take())
-    desk.home.close()
 
 
 def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:

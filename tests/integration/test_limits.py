@@ -1,10 +1,11 @@
-"""Rate and quota: what is over waits in the outbox, its agent hears it once, nothing is lost."""
+"""The rate of an agent: what is over it waits in the outbox, told once; nothing is lost."""
 
 from __future__ import annotations
 
 import pytest
 
 from relay.base.config import Config, SecuritySettings
+from relay.delivery import intake_queue
 from tests.box import Box
 
 
@@ -31,7 +32,6 @@ def test_over_its_rate_messages_wait_in_the_outbox_and_go_at_that_rate(box: Box)
         "in the outbox, nothing is lost\n"
     ]
     assert notices(box, "carol") == []
-    assert box.dispatcher.throttled == (["alice"], 1, [], 0)
 
     for _ in range(20):
         box.after(0.1, turns=1)
@@ -53,8 +53,10 @@ def test_killed_while_messages_wait_for_their_turn_each_is_delivered_once(box: B
     assert box.bodies("bob") == [str(number) for number in range(6)]
 
 
-@limits(outbox_files=4)
-def test_over_the_quota_of_files_each_is_taken_in_its_turn(box: Box) -> None:
+def test_of_more_files_than_the_relay_remembers_each_is_taken_in_its_turn(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_queue, "MOST_FILES", 4)
     box.kill()
     for number in range(20):
         box.drop("alice", f"TO: bob\n\n{number}")
@@ -62,27 +64,3 @@ def test_over_the_quota_of_files_each_is_taken_in_its_turn(box: Box) -> None:
     box.open()
     box.tick(10)
     assert box.bodies("bob") == [str(number) for number in range(20)]
-    assert notices(box, "alice") == [
-        "20 files wait in the outbox of alice, more than 4 (security.outbox_files): each is taken "
-        "in its turn, nothing is lost\n"
-    ]
-    assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]
-    assert box.dispatcher.throttled == ([], 0, ["alice"], 1)
-    box.after(31, turns=1)
-    assert box.dispatcher.throttled == ([], 0, [], 1)
-
-
-@limits(outbox_mib=1)
-def test_over_the_quota_of_bytes_it_is_told_once(box: Box) -> None:
-    box.kill()
-    for number in range(3):
-        box.drop("alice", f"TO: bob\n\n{number}" + "x" * 700_000)
-    box.clock.advance(10)
-    box.open()
-    box.tick(3)
-    assert len(box.bodies("bob")) == 3
-    assert notices(box, "alice") == [
-        "2 MiB wait in the outbox of alice, more than 1 MiB (security.outbox_mib): each is taken "
-        "in its turn, nothing is lost\n"
-    ]
-    assert box.sql("SELECT kind, agent FROM security_events") == [("quota_exceeded", "alice")]

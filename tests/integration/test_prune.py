@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from relay.base import fsio
 from relay.base.clock import iso_date
-from relay.base.config import Config, RetentionSettings, encode
+from relay.base.config import Config, RetentionSettings
 from relay.daemon import prune
 from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
@@ -434,7 +435,7 @@ def test_a_command_names_the_days(box: Box) -> None:
 def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "alice", "bob")
     settings = Config(retention=RetentionSettings(archive_days=2))
-    (home / "config.json").write_bytes(encode(settings))
+    (home / "config.json").write_bytes(msgspec.json.encode(settings))
 
     def plant() -> Path:
         folder = home / "archive/2020-01-01/alice"

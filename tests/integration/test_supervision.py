@@ -203,9 +203,7 @@ def test_what_was_owed_before_its_start_counts_from_its_start(box: ProcessBox) -
     assert box.process().state == "stuck"
 
 
-@pytest.mark.box(
-    kind=ProcessBox, settings=msgspec.structs.replace(QUICK, output_mib=1, output_files=2)
-)
+@pytest.mark.box(kind=ProcessBox, settings=msgspec.structs.replace(QUICK, output_mib=1))
 def test_a_log_that_is_too_long_is_rotated_and_bounded(box: ProcessBox) -> None:
     box.spawn()
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from relay.base.clock import iso_time
-from relay.base.config import Config, encode
 from relay.base.home import LEDGER, Home
 from relay.cli import run
 from relay.ledger.ledger import Ledger
@@ -26,7 +25,7 @@ class Life:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with Home.create(str(root), encode(Config())) as home:
+        with Home.create(str(root)) as home:
             self.ledger = Ledger.open(home.path(LEDGER))
         one = facts(1, discovered_at=self.now())
         self.id = one.message_id
