@@ -225,7 +225,8 @@ class HomeBuilder:
         """The inputs of the jobs of such a run."""
         times = {name: more.pop(name) for name in ("clock", "grace_s") if name in more}
         snapshot = self.snapshot(folder, *when, **times)
-        return Inputs(spark, snapshot, *extracted(snapshot, None), **more)
+        lake = extracted(snapshot, more.pop("lake", None))
+        return Inputs(spark, snapshot, *lake, **more)
 
     def says(self, job: str, clock: Clock | None = None, before: Said | None = None) -> Said:
         """What a job in SQL says of this home, by the second engine."""
