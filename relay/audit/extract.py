@@ -2,10 +2,10 @@
 
 First everything is frozen, in the order of snapshot.py. A source is read once: one pass gives its
 rows and its verdict. Archives, packs and sealed segments do not change, and what the lake has of
-one with the same identity is not read again; nor is anything else whose files are as they were.
-The ledger is read whole, and each month of it whose rows are as they were has the same file. The
-live store is read by each extract. The manifest is written last, then what it does not name is
-removed.
+one with the same identity is not read again; nor is anything else whose files are as they were. As
+disks decay, each extract reads an eighth of that again, what was read longest ago. The ledger is
+read whole, and each month of it whose rows are as they were has the same file. The live store is
+read by each extract. The manifest is written last, then what it does not name is removed.
 
 A damaged source is a row of `files` with its problems, and the rest is read.
 """
@@ -46,7 +46,7 @@ from relay.audit.lake import (
 )
 from relay.audit.lake_columns import batch_of, with_bucket
 from relay.audit.lake_sources import HomeSource, sources_of
-from relay.audit.snapshot import HomeSnapshot, snapshot_home
+from relay.audit.snapshot import DAY_NS, HomeSnapshot, snapshot_home
 from relay.audit.sources import home_files, ledger_rows, originals, store_files
 from relay.audit.sources.home_files import FileUnit, VerifiedFile
 from relay.audit.sources.journal_files import ReadSettings
@@ -65,6 +65,8 @@ ALONE_BYTES = 4 << 20  # a source of so many has a part of its own
 PART_BYTES = 64 << 20  # of a part with several sources
 FEW_BYTES = 16 << 20  # a second process takes as long to start as to read these
 BATCH_ROWS = 5_000
+AGAIN = 8  # extracts that read everything once
+AGAIN_NS = DAY_NS  # who extracts each hour has all read once a day at most
 # Kinds whose faults lose rows.
 _VERIFIED = ("store", "archive", "journal", "segment", "object", "pack", UNREAD)
 _US_PER_NS = 1000
@@ -113,10 +115,11 @@ def homes_in(text: str) -> list[str]:
 
 
 def extract(
-    home: str, url: str, clock: Clock, *, name: str = "", strict: bool = False
+    home: str, url: str, clock: Clock, *, name: str = "", strict: bool = False, full: bool = False
 ) -> Extracted:
     """Bring a home's rows in the lake up to date; ``name``: of a copy, else by its path.
 
+    ``full``: everything is read again.
     Errors: RelayError for a home or ledger that cannot be read, a lake that cannot be written, and
     when ``strict`` for the first source that is damaged: then the lake is what it was.
     """
@@ -124,19 +127,22 @@ def extract(
     name = name or default_name(home)
     lake, ident = open_lake(url), home_id(name)
     with lake.locked(ident), temporary_folder("extract") as folder:
-        return update(lake, name, snapshot_home(home, folder, clock), strict=strict)[1]
+        snapshot = snapshot_home(home, folder, clock)
+        return update(lake, name, snapshot, strict=strict, full=full)[1]
 
 
-def extracted(snapshot: HomeSnapshot, url: str | None) -> tuple[Lake, LakeManifest]:
+def extracted(
+    snapshot: HomeSnapshot, url: str | None, *, full: bool = False
+) -> tuple[Lake, LakeManifest]:
     """Bring a lake, or one in the run's folder, up to date with a snapshot. Errors: RelayError."""
     lake = open_lake(url or os.path.join(snapshot.folder, "lake"))
     name = default_name(snapshot.home)
     with lake.locked(home_id(name)):
-        return lake, update(lake, name, snapshot)[0]
+        return lake, update(lake, name, snapshot, full=full)[0]
 
 
 def update(
-    lake: Lake, name: str, snapshot: HomeSnapshot, *, strict: bool = False
+    lake: Lake, name: str, snapshot: HomeSnapshot, *, strict: bool = False, full: bool = False
 ) -> tuple[LakeManifest, Extracted]:
     """Bring the rows of a home up to date with a snapshot of it. Errors: as ``extract``."""
     ident = home_id(name)
@@ -147,16 +153,19 @@ def update(
         for path, size in lake.sizes(folder_of(table, ident)).items()
     }
     sources = list(sources_of(snapshot))
-    kept = list(_kept(known, sources, there)) if known is not None else []
-    in_lake = {path for part in kept for path in part.sources}
-    fresh = [one for one in sources if one.path not in in_lake]
+    at_ns = snapshot.ledger.taken_ns
+    in_lake = list(_in_lake(known, sources, there)) if known is not None else []
+    again, kept = (in_lake, []) if full else _rota(in_lake, at_ns)
+    fresh = {one.path: one for one in sources}
+    # Grouped as before, what is read again is in files of the same names.
+    groups = [[fresh.pop(path) for path in part.sources] for part in again]
+    for path in (path for part in kept for path in part.sources):
+        del fresh[path]
+    groups += _groups(list(fresh.values()))
     journal = snapshot.journal
     streams = dict.fromkeys(journal.until, journal.objects)
     settings = ReadSettings(streams, journal.key_file or None, True)
-    at_ns = snapshot.ledger.taken_ns
-    tasks = [
-        PartTask(lake.url, ident, snapshot.home, settings, group, at_ns) for group in _groups(fresh)
-    ]
+    tasks = [PartTask(lake.url, ident, snapshot.home, settings, group, at_ns) for group in groups]
     ledger = _ledger(lake, ident, snapshot)
     facts = _facts(lake, ident, name, snapshot)
     parts = []
@@ -174,10 +183,11 @@ def update(
         lake.remove(path)
     problems = [line for part in parts for line in part.problems]
     rows, size = sum(one.rows for one in files), sum(one.size for one in files)
-    return made, Extracted(name, len(sources), len(fresh), rows, size, problems)
+    read = sum(map(len, groups))
+    return made, Extracted(name, len(sources), read, rows, size, problems)
 
 
-def _kept(
+def _in_lake(
     known: LakeManifest, sources: Iterable[HomeSource], there: Mapping[str, int]
 ) -> Iterator[LakePart]:
     """The parts that are still as they were: their sources, and their files in the lake."""
@@ -194,6 +204,23 @@ def _kept(
             and all(there.get(one.path) == one.size for one in part.files)
         ):
             yield part
+
+
+def _rota(parts: Sequence[LakePart], at_ns: int) -> tuple[list[LakePart], list[LakePart]]:
+    """Divide parts that have not changed into those to be read again, and those to be kept.
+
+    Read again is a share of the bytes, first what was read longest ago; what was read later than
+    now, by a clock that was ahead, may be as old as any.
+    """
+    again, kept = [], []
+    left = sum(part.bytes for part in parts) / AGAIN
+    for part in sorted(parts, key=lambda part: part.at_ns if part.at_ns <= at_ns else 0):
+        if left > 0 and not 0 <= at_ns - part.at_ns < AGAIN_NS:
+            again.append(part)
+            left -= part.bytes
+        else:
+            kept.append(part)
+    return again, kept
 
 
 def _groups(sources: Sequence[HomeSource]) -> Iterator[list[HomeSource]]:
@@ -268,7 +295,8 @@ def read_task(task: PartTask) -> LakePart:
         for line in one.problems
     ]
     identities = {one.path: one.identity for one in task.sources}
-    return LakePart(first.kind, identities, files, problems, lost)
+    n_bytes = sum(one.size for one in task.sources)
+    return LakePart(first.kind, identities, files, problems, lost, n_bytes, task.at_ns)
 
 
 def _verdicts(rows: Sequence[VerifiedFile], at_ns: int) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ from relay.base import fsio
 from relay.base.errors import NoRoom, RelayError
 from relay.base.names import sha256_hex
 
-EXTRACTOR = 1  # another version makes everything again
+EXTRACTOR = 2  # another version makes everything again
 HOMES = "homes"
 SUFFIX = ".parquet"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -55,6 +55,8 @@ class LakePart(msgspec.Struct, frozen=True):
     files: list[LakeFile]
     problems: list[str] = []  # of files that are not sound, a line each
     lost: list[str] = []  # of rows that could not be read, a line each
+    bytes: int = 0  # of the sources
+    at_ns: int = 0  # of the extract that read them
 
 
 class LakeManifest(msgspec.Struct, frozen=True):
@@ -69,6 +71,11 @@ class LakeManifest(msgspec.Struct, frozen=True):
         """All files."""
         for part in self.parts:
             yield from part.files
+
+    @property
+    def unread(self) -> list[LakePart]:
+        """The parts whose sources were in the lake, and were not read again."""
+        return [part for part in self.parts if part.sources and part.at_ns != self.at_ns]
 
     def lost(self, home: str, *kinds: str) -> list[str]:
         """List what of a home could not be read, a line each: of all sources, or these kinds."""

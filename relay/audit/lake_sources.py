@@ -23,8 +23,8 @@ class HomeSource(NamedTuple):
     kind: str
     path: str  # below the home
     identity: str  # the same: so is the content; empty: it is read by each extract
+    size: int = 0  # bytes
     month: str = ""  # sources of one month may share a part
-    size: int = 0
     given: Any = None  # for who reads it
 
 
@@ -42,11 +42,9 @@ def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
             segments[home_files.segment_of(unit)].append(unit)
         elif unit.kind == "archive":
             month = unit.shown.split("/")[-2][:7]
-            yield HomeSource(
-                "archive", unit.shown, _stamp(unit.path), month, _size(unit.path), unit
-            )
+            yield HomeSource("archive", unit.shown, *_stamp(unit.path), month, unit)
         elif unit.kind == "attachment":
-            yield HomeSource("attachment", unit.shown, _listed(unit.path), given=unit)
+            yield HomeSource("attachment", unit.shown, *_listed(unit.path), given=unit)
         elif unit.kind == "journal":
             plan = plans.get(unit.path)
             damage = [one.reason for one in plan.damage] if plan is not None else []
@@ -61,10 +59,10 @@ def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
     for path, of_day in sorted(days.items()):
         whole = os.path.join(home, path)
         if of_day[0].agent:  # it becomes a pack one day
-            yield HomeSource("originals", path, _listed(whole), given=of_day)
+            yield HomeSource("originals", path, *_listed(whole), given=of_day)
         else:
-            month, size = of_day[0].day[:7], _size(whole)
-            yield HomeSource("originals", path, _stamp(whole), month, size, of_day)
+            month = of_day[0].day[:7]
+            yield HomeSource("originals", path, *_stamp(whole), month, of_day)
 
 
 def _segments(
@@ -77,36 +75,36 @@ def _segments(
             parts[os.path.basename(stream), part.segment_id] = part
     for key in sorted(parts.keys() | units.keys()):
         span, of_segment = parts.get(key), units.get(key, [])
-        stamps = [f"{one.shown} {_stamp(one.path)} {one.entry}" for one in of_segment]
-        identity = "; ".join([str(span and span[1:]), *stamps])
+        stamps = [_stamp(one.path) for one in of_segment]
+        named = zip(of_segment, stamps, strict=True)
+        each = [f"{one.shown} {stamp} {one.entry}" for one, (stamp, _) in named]
+        identity = "; ".join([str(span and span[1:]), *each])
         entry = next((one.entry for one in of_segment), None)
         is_sealed = span is not None and entry is not None and entry.sealed
         month = iso_date(span.created_ms * NS_PER_MS)[:7] if span and is_sealed else ""
-        size = max((_size(one.path) for one in of_segment), default=0)
+        # Of one that only Tier 2 has, the object's.
+        size = sum(size for _, size in stamps) or (entry.compressed_bytes if entry else 0)
         path = f"{JOURNAL}/{key[0]}/{key[1]}"
-        yield HomeSource("segment", path, identity, month, size, (span, of_segment))
+        yield HomeSource("segment", path, identity, size, month, (span, of_segment))
 
 
-def _stamp(path: str) -> str:
-    """Identify a file by what changes when it is written; empty without one."""
+def _stamp(path: str) -> tuple[str, int]:
+    """Identify a file by what changes when it is written; empty without one. With its bytes."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
-        return ""
-    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        return "", 0
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_ino} {status.st_size} {times}", status.st_size
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _listed(folder: str) -> str:
-    """Identify what is below a folder by its files' names, sizes and times of change."""
-    found = []
+def _listed(folder: str) -> tuple[str, int]:
+    """Identify what is below a folder by its files' names, sizes and times of change; its bytes."""
+    found, n_bytes = [], 0
     for parent, folders, names in os.walk(folder):
         folders.sort()
-        found += [f"{parent} {name} {_stamp(os.path.join(parent, name))}" for name in sorted(names)]
-    return sha256_hex("\n".join(found).encode(errors="surrogateescape"))
+        for name in sorted(names):
+            stamp, size = _stamp(os.path.join(parent, name))
+            found.append(f"{parent} {name} {stamp}")
+            n_bytes += size
+    return sha256_hex("\n".join(found).encode(errors="surrogateescape")), n_bytes

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from datetime import UTC, datetime
 from functools import partial
@@ -96,6 +96,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     grace_s: float = DEFAULT_GRACE_S
     recent_days: float = DEFAULT_RECENT_DAYS
     compare: str | None = None  # --out of an earlier run, for the hashes of its days
+    full: bool = False  # read and judge again what a lake has
     strict: bool = False  # a job that reads a damaged file fails; else the rest is read
     lake: str | None = None  # None: in the folder of the run, and removed with it
     checks: str | None = None  # folder of own checks beside those of the home
@@ -132,9 +133,7 @@ def run_audit(
                     with contextlib.suppress(RelayError):  # the next run judges again
                         kept.keep(sound, written.tables)
             reports = {job.name: reports[job.name] for job in wanted}
-            # When strict it is the error of a job.
-            lost = [] if made is None or request.strict else made[1].lost(home)
-            report = _report(snapshot, request, reports, lost)
+            report = _report(snapshot, request, reports, made and made[1])
             if request.out is not None:
                 listener.step_started(WRITING)
                 written.publish(report)
@@ -162,10 +161,10 @@ def _plain(
     is_usual = request.compare is None
     kept = None
     try:
-        made = extracted(snapshot, request.lake)
+        made = extracted(snapshot, request.lake, full=request.full)
         if is_usual and request.lake is not None and not request.strict:
             kept = KeptResults(*made, snapshot)
-            results = {job.name: kept.of(job) for job in rest}
+            results = {job.name: kept.of(job) for job in rest if not request.full}
             found |= {name: partial(kept.copy, one) for name, one in results.items() if one}
         elif is_usual and request.lake is None and not any(job.source for job in rest):
             if tables := unused.tables_of(*made):
@@ -428,8 +427,11 @@ def _report(
     snapshot: HomeSnapshot,
     request: RunRequest,
     reports: dict[str, JobReport],
-    lost: Sequence[str],
+    made: LakeManifest | None,
 ) -> Report:
+    # When strict it is the error of a job.
+    lost = [] if made is None or request.strict else made.lost(snapshot.home)
+    unread = [] if made is None else made.unread
     return Report(
         home=snapshot.home,
         snapshot_at=iso_time(snapshot.ledger.taken_ns),
@@ -441,4 +443,6 @@ def _report(
         ],
         jobs=reports,
         lost=[snapshot.original_paths(line) for line in lost],
+        unread_bytes=sum(part.bytes for part in unread),
+        unread_since=iso_time(min(part.at_ns for part in unread)) if unread else "",
     )

@@ -56,6 +56,8 @@ class Report(msgspec.Struct):
     store_files: list[str]
     jobs: dict[str, JobReport]
     lost: list[str] = []  # what of store and journal could not be read, a line each
+    unread_bytes: int = 0  # of files that the lake has, and this run did not read again
+    unread_since: str = ""  # when the first of them was read; empty: all was read
     findings: int = 0
     exit_code: int = EXIT_OK
 
@@ -101,6 +103,14 @@ def read_summary(path: str) -> Report:
             f"{name} cannot be read: {exc.strerror}",
             hint="`relay audit run --out` writes it when all jobs are done",
         ) from exc
+
+
+def unread_text(report: Report) -> str:
+    """Say how much was not read again; empty when all was read."""
+    if not report.unread_since:
+        return ""
+    since = report.unread_since.partition(".")[0].replace("T", " ")
+    return f"{format_size(report.unread_bytes)} not read again, some since {since}"
 
 
 def describe_findings(errors: int, warnings: int) -> str:

@@ -164,7 +164,12 @@ def list_jobs(context: click.Context, home: str | None) -> None:
     "--lake",
     metavar="DIR",
     callback=_not_empty,
-    help="Keep what is read in this lake: the next run reads, and verifies, only what is new.",
+    help="Keep what is read in this lake: the next run reads what is new, and some of the old.",
+)
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Read and judge everything again, also what the lake has; else an eighth of old files.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 def run(
@@ -183,6 +188,7 @@ def run(
     """
     _require_extra()
     from relay.audit.run import RunRequest, run_audit, to_json
+    from relay.audit.summary import unread_text
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -197,6 +203,8 @@ def run(
         click.echo(json_visible(to_json(report).decode()))
     elif out is not None:
         click.echo(f"{os.path.join(out, 'report.html')}, and the tables beside it")
+    if not as_json and (unread := unread_text(report)):
+        click.echo(f"old files: {unread}; --full reads all")
     for line in report.lost[:SHOWN_LOST]:
         click.echo(sanitize(f"not read: {line}"), err=True)
     if report.lost:
@@ -218,6 +226,7 @@ def run(
 @click.option("--homes", metavar="FILE|GLOB", help="Several homes: a file with one a line, a glob.")
 @click.option("--name", metavar="NAME", help="Name of the home in the lake; its machine and path.")
 @click.option("--strict", is_flag=True, help="Stop at a damaged file; the lake stays as it was.")
+@click.option("--full", is_flag=True, help="Read again what the lake has; else an eighth of it.")
 def extract(
     context: click.Context,
     home: str | None,
@@ -225,6 +234,7 @@ def extract(
     homes: str | None,
     name: str | None,
     strict: bool,
+    full: bool,
     as_json: bool,
 ) -> None:
     """Bring the Parquet files of a home in a lake up to date.
@@ -244,7 +254,7 @@ def extract(
     with exit_on_signal("the extract was interrupted; the lake is as it was"), _never_exit_3():
         for root in roots:
             try:
-                done = bring(root, url, Clock(), name=name or "", strict=strict)
+                done = bring(root, url, Clock(), name=name or "", strict=strict, full=full)
             except RelayError as exc:
                 if homes is None:
                     raise

@@ -71,10 +71,10 @@ class Said(NamedTuple):
 class SecondEngine:
     """The lake of a home, extracted into ``folder``, and the jobs that read it."""
 
-    def __init__(self, snapshot: HomeSnapshot, folder: Path) -> None:
+    def __init__(self, snapshot: HomeSnapshot, folder: Path, *, full: bool = False) -> None:
         self._db = duckdb.connect()
         lake = open_lake(str(folder))
-        made, _ = update(lake, "home", snapshot)
+        self.made, _ = made, _ = update(lake, "home", snapshot, full=full)
         lost = sum(len(part.lost) for part in made.parts)
         self._times = {**statements.times(snapshot), LOST: lost}
         for table, columns in lake_columns.TABLES.items():

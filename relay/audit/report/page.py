@@ -29,7 +29,7 @@ from relay.audit.report.tables import (
     tables_in,
     unit_of,
 )
-from relay.audit.summary import JobReport, Report, format_count, with_noun
+from relay.audit.summary import JobReport, Report, format_count, unread_text, with_noun
 from relay.base.text import visible
 
 MOST_FINDINGS = 20  # shown of a check
@@ -378,6 +378,7 @@ def make_page(report: Report, folder: str, previous: Previous | None = None) -> 
         checks=found,
         first=first_thing(report, found),
         shown_lost=SHOWN_LOST,
+        unread=unread_text(report),
         verdicts=verdicts(report, tables, classes),
         charts=charts(tables),
         tables=shown,
