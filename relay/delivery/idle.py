@@ -25,7 +25,6 @@ from relay.delivery import plan as planning
 from relay.delivery.execute import ExecutionResult
 from relay.delivery.notifications import notice_about, unanswered_text
 from relay.delivery.plan import subject_of
-from relay.delivery.retry import RetryPause
 from relay.delivery.values import Effects, Plan, Subject
 from relay.engine.engine import Engine
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
@@ -54,7 +53,6 @@ class IdleNotices:
         self._store = store
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("idle notices", clock, log)
         self._next_ns = 0  # of the next look (monotonic)
         self._is_asked = True  # requests are open, as far as it is known
         self._idle: dict[str, int] = {}  # session -> since when it is idle, as seen last
@@ -79,7 +77,7 @@ class IdleNotices:
     def due_ns(self) -> int | None:
         """Time of the next look (monotonic)."""
         is_needed = self._is_asked or self._unanswered or self._store.state.owed
-        return max(self._next_ns, self._pause.until_ns) if is_needed else None
+        return self._next_ns if is_needed else None
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Notices about unanswered messages, and answers to requests."""
@@ -110,7 +108,6 @@ class IdleNotices:
 
     def settle(self, result: ExecutionResult) -> None:
         """Log what was sent; after a refusal all of it is planned again."""
-        self._pause.settle(result.postponed)
         if result.postponed:
             self.check_soon()
         else:

@@ -38,7 +38,16 @@ from relay.delivery.reports import ReportReader
 from relay.delivery.retry import HeldQueue, PlanSource, RetryQueue, pause_after
 from relay.delivery.saved_state import StateStore
 from relay.delivery.validate import RECHECK_NS, Claimer, SigningKeys, Validator
-from relay.delivery.values import NO_EFFECTS, OUTBOX, Inbound, Job, Plan, Row, Subject
+from relay.delivery.values import (
+    FIRST_PAUSE_S,
+    NO_EFFECTS,
+    OUTBOX,
+    Inbound,
+    Job,
+    Plan,
+    Row,
+    Subject,
+)
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
@@ -83,6 +92,8 @@ class Dispatcher:
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
+        self._refusal = ""  # why a retry or a notice could not be written
+        self._pause_until_ns = 0  # of retries and notices, after that (monotonic)
         self._jobs: list[tuple[Subject, Job]] = []
         self._has_process_requests = False  # for processes to be started or ended
         self._due_ns = 0  # of the next turn with something to do (monotonic)
@@ -131,7 +142,7 @@ class Dispatcher:
         self._deadlines = Deadlines(ledger, store, self._events, clock, log)
         self.idle = IdleNotices(self._home, ledger, store, clock, log)
         self._sources: tuple[PlanSource, ...] = (
-            HeldQueue(ledger, store, config, clock, log),
+            HeldQueue(ledger, store, config, clock),
             RetryQueue(ledger, store, clock, log),
             Reminders(store, self._statuses.process_endings, clock, log),
             self.idle,
@@ -242,7 +253,7 @@ class Dispatcher:
             self._ledger_writer.record_counts()
             self._roller.step()
             self._flusher.flush_if_due()
-            if self._roller.error or self._flusher.error or self._errors:
+            if self._roller.error or self._flusher.error or self._refusal or self._errors:
                 self._log_errors()
             self._events.end_turn()
         self._due_ns = self._next_due(due_ns, is_paused=bool(paused))
@@ -406,22 +417,35 @@ class Dispatcher:
     # -- due work ----------------------------------------------------------------------
 
     def _execute_due(self, dirs: Dirs) -> int | None:
-        """Execute the plans of each source that are due; returns when the next ones are."""
+        """Execute the plans of each source that are due; returns when the next ones are.
+
+        If the disk or the store refuses some, all sources pause.
+        """
+        if self._clock.monotonic_ns() < self._pause_until_ns:
+            return self._pause_until_ns
         times: list[int] = []
+        self._refusal = ""
         for source in self._sources:
             due_ns = source.due_ns()  # what is overdue is due at the instant of asking
             if due_ns is not None and due_ns <= self._clock.monotonic_ns():
                 plans = source.plans_due(dirs, self._statuses.directory())
                 if plans:
-                    source.settle(self._executor.execute(dirs, plans))
+                    result = self._executor.execute(dirs, plans)
+                    source.settle(result)
+                    if result.postponed:
+                        self._refusal = result.postponed[0].reason
                 due_ns = 0 if plans else source.due_ns()  # they may change any other's
             if due_ns is not None:
                 times.append(due_ns)
+        if self._refusal:
+            self._pause_until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
+            return self._pause_until_ns
         return min(times, default=None)
 
     def _log_errors(self) -> None:
-        """Log once when archives or the store cannot be written, and when they can be again."""
+        """Log once what cannot be written, and that it can be again."""
         for what, error, again, action in (
+            ("Retries and notices", self._refusal, "are written again", "postpone"),
             ("Archives", self._roller.error, "are written again", "roll_failed"),
             ("The store", self._flusher.error, "is written again", "flush_failed"),
         ):

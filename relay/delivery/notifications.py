@@ -30,7 +30,6 @@ from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
 from relay.delivery.plan import subject_of
-from relay.delivery.retry import RetryPause
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
@@ -209,7 +208,6 @@ class Reminders:
         self._endings = endings
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("reminders", clock, log)
         self._next_check_ns = 0  # monotonic
         self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
 
@@ -219,13 +217,10 @@ class Reminders:
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        due_ns = min(self._clock.monotonic_ns() + wait_ns, self._next_check_ns)
-        return max(due_ns, self._pause.until_ns)
+        return min(self._clock.monotonic_ns() + wait_ns, self._next_check_ns)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue answers, and for processes that ended."""
-        if not self._pause.is_over:
-            return []
         now = self._clock.now_ns()
         groups: dict[int, list[OverdueAnswer]] = {}
         for overdue in self._store.obligations.overdue(BATCH):
@@ -237,8 +232,7 @@ class Reminders:
         return plans
 
     def settle(self, result: ExecutionResult) -> None:
-        """Log the reminders; pause after a refusal."""
-        self._pause.settle(result.postponed)
+        """Log the reminders."""
         for executed in result.executed:
             for reminder in executed.plan.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission

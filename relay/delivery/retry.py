@@ -19,7 +19,7 @@ from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
 from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
-from relay.delivery.execute import ExecutionResult, Postponed
+from relay.delivery.execute import ExecutionResult
 from relay.delivery.file_ops import render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
@@ -53,32 +53,7 @@ class PlanSource(Protocol):
         """A batch of plans that are due."""
 
     def settle(self, result: ExecutionResult) -> None:
-        """Take note of what became of them."""
-
-
-class RetryPause:
-    """A pause of a source after the disk or the store refused a plan."""
-
-    def __init__(self, what: str, clock: Clock, log: Callable[..., object]):
-        self._what = what
-        self._clock = clock
-        self._log = log
-        self.until_ns = 0  # monotonic
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing is to be waited for."""
-        return self._clock.monotonic_ns() >= self.until_ns
-
-    def settle(self, postponed: list[Postponed]) -> None:
-        """Begin a pause if plans were postponed."""
-        if postponed:
-            self.until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
-            self._log(
-                f"Paused {self._what} for {FIRST_PAUSE_S} s: {postponed[0].reason}",
-                action="postpone",
-                level="warning",
-            )
+        """Take note of what was executed; what was postponed is planned again."""
 
 
 class HeldQueue:
@@ -90,9 +65,7 @@ class HeldQueue:
         store: Engine,
         config: Config,
         clock: Clock,
-        log: Callable[..., object] = lambda *_, **__: None,
     ) -> None:
-        self._log = log
         self._ledger = ledger
         self._store = store
         self._config = config
@@ -120,27 +93,7 @@ class HeldQueue:
         return [plan for plan in plans if plan is not None]
 
     def settle(self, result: ExecutionResult) -> None:
-        """Retry later what the disk or the store did not accept."""
-        if not result.postponed:
-            return
-        now = self._clock.now_ns()
-        plans = [plan for plan, _ in result.postponed]
-        again = [(file, name) for plan in plans for file in plan.files for name in file.recipients]
-        later = [
-            _held(file, name, "the disk is full", now + file.pause_s * NS_PER_S)
-            for file, name in again
-        ]
-        later += [  # its sender could not be told
-            _held(ended, ended.recipient, ended.reason, now + FIRST_PAUSE_S * NS_PER_S)
-            for plan in plans
-            for ended in plan.changes.ended
-        ]
-        with self._ledger.transaction():
-            self._ledger.deliveries.hold(later)
-        reason = result.postponed[0].reason
-        self._log(
-            f"Postponed {len(later)} deliveries: {reason}", action="postpone", level="warning"
-        )
+        """What was not executed stays due; an inbox that refused a file is in the ledger."""
 
     def _release(self, now: int) -> None:
         """Make throttled messages due once ``max_pending`` permits them."""
@@ -250,7 +203,6 @@ class RetryQueue:
         self._store = store
         self._clock = clock
         self._log = log
-        self._pause = RetryPause("retries", clock, log)
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
@@ -258,11 +210,11 @@ class RetryQueue:
         if due_ms is None:
             return None
         wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        return max(self._clock.monotonic_ns() + wait_ns, self._pause.until_ns)
+        return self._clock.monotonic_ns() + wait_ns
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue deliveries: further attempts, and ends."""
-        due = self._store.retries.due() if self._pause.is_over else []
+        due = self._store.retries.due()
         if not due:
             return []
         rows = self._ledger.rows({_relay_id(overdue) for overdue in due})
@@ -284,8 +236,7 @@ class RetryQueue:
         return [plan for plan in attempts if plan is not None] + ends
 
     def settle(self, result: ExecutionResult) -> None:
-        """Log what was delivered again or given up; pause after a refusal."""
-        self._pause.settle(result.postponed)
+        """Log what was delivered again or given up."""
         for applied in result.executed:
             for file in applied.files:
                 reached = [

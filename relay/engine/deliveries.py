@@ -344,10 +344,6 @@ class Deliveries:
             state = delivery.state
             self._core.apply(events.LateRead(message_id, participant, state, how, at), at_ns)
 
-    def expire(self, message_id: int, recipient: str) -> None:
-        """Expire a delivery: the message's TTL has passed."""
-        self.move(message_id, [recipient], DeliveryState.EXPIRED)
-
     def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
         """Wait until ``until_ms`` (Unix ms) before the next attempt."""
         delivery = self._state.deliveries[message_id][recipient]

@@ -64,8 +64,8 @@ class OverdueDelivery(NamedTuple):
 class Retries:
     """Overdue deliveries and dead letters. Part of an engine.
 
-    Its owner calls ``due``, acts on the result, and reports it by ``Deliveries.deliver``,
-    ``expire``, ``schedule_retry``, or by ``dead_letter``.
+    Its owner calls ``due``, acts on the result, and reports it by ``Deliveries.deliver``, ``move``,
+    or by ``dead_letter``.
     """
 
     def __init__(self, core: Core, deliveries: Deliveries, obligations: Obligations) -> None:

@@ -58,3 +58,23 @@ def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None
     assert not list(box.path("agents/bob/inbox/.pending").iterdir())
     assert box.states(sent) == {"bob": "acked"}
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
+
+
+def test_retries_and_notices_pause_and_are_made_when_there_is_room(box: Box) -> None:
+    with box.broken_inbox("bob"):
+        held = box.send("alice", "TO: bob\n\nheld")
+    silent = box.send("alice", "TO: carol\nDELIVERY: at-least-once\n\nsilent")
+    box.take("carol", silent)
+    with failing("create"):
+        box.after(62)
+        assert box.states(held) == {"bob": "held"}
+        box.after(30)
+    box.after(2)
+    assert box.states(held) == {"bob": "written"}
+    assert box.inbox("carol")[silent].headers["ATTEMPT"] == "2"
+    logged = [line["event"] for line in box.log if line["event"].startswith("Retries and notices")]
+    *refused, again = logged  # a line for each reason, not for each of 92 tries
+    assert [line.partition(": ")[2] for line in refused] == [
+        f"inbox of {name}: No space left on device" for name in ("bob", "carol")
+    ]
+    assert again == "Retries and notices are written again"
