@@ -87,10 +87,15 @@ def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
     assert list(check(data, "it")) == []
 
 
-@pytest.mark.shows("audit 1.6")
+@pytest.mark.shows("audit 1.6", "engine 8.4")
 @STEADY
 @given(st.lists(MESSAGES, max_size=6, unique_by=lambda one: one.id))
-def test_columns_of_any_messages_are_true_to_them(messages: list[Message]) -> None:
+def test_columns_and_indexes_of_any_messages_are_true_to_them(messages: list[Message]) -> None:
+    built = indexes.build(messages)
+    reader = Reader(indexes.encode(built), "it")
+    assert indexes.decode(reader) == built
+    assert reader.pos == reader.end
+    assert list(indexes.verify(built, messages)) == []
     ordered = sorted(messages, key=lambda one: (one.created_at, one.id))
     found = opened(section(*ordered))
     assert found.count == len(ordered)
@@ -200,18 +205,6 @@ def test_an_index_lists_ids_by_key_in_order() -> None:
         correlation={"c": (2,)},
     )
     assert list(built.topic or ()) == ["z", "é"]  # by bytes
-
-
-@pytest.mark.shows("engine 8.4")
-@STEADY
-@given(st.lists(MESSAGES, max_size=8))
-def test_indexes_come_back_equal(messages: list[Message]) -> None:
-    built = indexes.build(messages)
-    reader = Reader(indexes.encode(built), "it")
-    found = indexes.decode(reader)
-    assert found == built
-    assert reader.pos == reader.end
-    assert list(indexes.verify(found, messages)) == []
 
 
 @pytest.mark.shows("engine 8.4")

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given
 
 from relay.acomm import model, store_file
 from relay.acomm.check import check
@@ -16,7 +15,7 @@ from relay.acomm.container import Flag
 from relay.acomm.store_file import decrypt, encrypt
 from relay.base.errors import FormatError, SealedStore
 from relay.commstore import ChannelType, CommStore, MessageType
-from tests.acomm.support import FIXTURES, STEADY, STORES, golden, message, small_store
+from tests.acomm.support import FIXTURES, golden, message, small_store
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 6.14")
@@ -32,16 +31,6 @@ STORE = msgspec.structs.replace(small_store(), engine_state={})
 
 def contents(file: model.StoreFile) -> list[bytes]:
     return [m.content for m in (*file.messages, *file.dead_letters, *file.archive)]
-
-
-@STEADY
-@given(STORES)
-def test_what_was_sealed_opens_equal(store: model.StoreFile) -> None:
-    plain = msgspec.structs.replace(store, encrypted=False)
-    sealed = encrypt(plain, KEY)
-    assert sealed.encrypted
-    assert decrypt(store_file.decode(store_file.encode(sealed)), KEY, "it") == plain
-    assert store_file.encode(encrypt(plain, KEY)) == store_file.encode(sealed)
 
 
 def test_the_golden_file_opens_and_is_written_byte_for_byte() -> None:

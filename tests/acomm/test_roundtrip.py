@@ -50,18 +50,20 @@ from tests.disk import failing
 pytestmark = pytest.mark.shows("engine 8.1", "engine 8.5", "engine 8.9", "engine 8.10")
 
 
+@pytest.mark.shows("engine 6.14")
 @STEADY
 @given(STORES, st.booleans())
 def test_a_store_comes_back_equal(store: model.StoreFile, compress: bool) -> None:
+    """From its file, from lines of JSON, and, sealed, with its key."""
     data = store_file.encode(store, compress)
     assert store_file.decode(data) == store
     assert store_file.encode(store, compress) == data
-
-
-@STEADY
-@given(STORES)
-def test_json_lines_come_back_equal(store: model.StoreFile) -> None:
     assert jsonl.from_lines(jsonl.to_lines(store)) == store
+    plain, key = msgspec.structs.replace(store, encrypted=False), bytes(range(32))
+    sealed = store_file.encrypt(plain, key)
+    assert sealed.encrypted
+    assert store_file.decrypt(store_file.decode(store_file.encode(sealed)), key, "it") == plain
+    assert store_file.encode(store_file.encrypt(plain, key)) == store_file.encode(sealed)
 
 
 @STEADY

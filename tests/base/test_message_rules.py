@@ -43,78 +43,64 @@ def refused(data: bytes, **options: int) -> MessageError:
 
 # -- the shape -----------------------------------------------------------------------------
 
+SHAPES = [  # what follows TO: bob, and the body that it has
+    (b"\r\n\r\nhi", b"hi"),
+    (b"\r\n\nhi", b"hi"),
+    (b"\n\r\nhi", b"hi"),
+    (b"\n\nhi\n\r\nho", b"hi\n\r\nho"),
+    (b"\n\r\n\nhi", b"\nhi"),
+    (b"\r\nX: 1\n\r\nhi\n\nho", b"hi\n\nho"),
+    (b"\n\n\n\r\n TO: eve\n\n\ttwo\n\n", b"\n\r\n TO: eve\n\n\ttwo\n\n"),
+    (b"\n\n\0\x1b[0m\xe2\x80\xa8", b"\0\x1b[0m\xe2\x80\xa8"),  # anything but what is not UTF-8
+    (b"\nKIND: leave", b""),
+    (b"\nKIND: leave\n", b""),
+    (b"\nKIND: leave\n\n", b""),
+]
 
-def test_the_body_is_every_byte_behind_the_first_blank_line() -> None:
-    body = b"\n\r\n TO: eve\n\n\ttwo\n\n"
-    assert parse(TO + b"\n" + body).body == body
 
-
-@pytest.mark.parametrize(
-    ("data", "body"),
-    [
-        (b"TO: bob\r\n\r\nhi", b"hi"),
-        (b"TO: bob\r\n\nhi", b"hi"),
-        (b"TO: bob\n\r\nhi", b"hi"),
-        (b"TO: bob\n\nhi\n\r\nho", b"hi\n\r\nho"),
-        (b"TO: bob\n\r\n\nhi", b"\nhi"),
-        (b"TO: bob\r\nX: 1\n\r\nhi\n\nho", b"hi\n\nho"),
-    ],
-)
-def test_lines_end_in_lf_or_crlf_and_the_first_blank_one_counts(data: bytes, body: bytes) -> None:
-    message = parse(data)
+@pytest.mark.parametrize(("data", "body"), SHAPES)
+def test_the_body_is_every_byte_behind_the_first_blank_line(data: bytes, body: bytes) -> None:
+    message = parse(b"TO: bob" + data)
     assert (message.to, message.body) == ("bob", body)
 
 
-def test_a_header_without_a_blank_line_has_an_empty_body() -> None:
-    for data in (b"TO: bob\nKIND: leave", b"TO: bob\nKIND: leave\n", b"TO: bob\nKIND: leave\n\n"):
-        assert parse(data) == MessageFile("bob", Kind.LEAVE, {}, b"")
-
-
-def test_a_byte_order_mark_is_named() -> None:
-    error = refused(b"\xef\xbb\xbfTO: bob\n\nhi")
-    assert error.line == 1 and "a byte order mark before the first header" in str(error)
-
-
 def test_names_are_of_any_case_values_are_trimmed_and_unknown_ones_kept_in_order() -> None:
-    message = parse(b"x-Ticket:  a: b \t\r\ntO:\tbob\nKind: QUERY\nEMPTY:\nALPHA: 1\n\nhi")
-    headers = {"X-TICKET": "a: b", "EMPTY": "", "ALPHA": "1"}
+    message = parse(b"x-Ticket:  a:\tb \t\r\ntO:\tbob\nKind: QUERY\nEMPTY:\nALPHA: 1\n\nhi")
+    headers = {"X-TICKET": "a:\tb", "EMPTY": "", "ALPHA": "1"}
     assert message == MessageFile("bob", Kind.QUERY, headers, b"hi")
     assert list(message.headers) == list(headers)
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b" ", b": value", b"1X: v", b"\xc3\xa9: v"])
-def test_a_line_that_is_no_header_is_named(line: bytes) -> None:
-    error = refused(TO + line + b"\n\nhi")
-    assert error.line == 2
+NO_MESSAGES = [  # line, header, data, and what is said of it
+    (1, "", b"\xef\xbb\xbfTO: bob\n\nhi", "a byte order mark before the first header"),
+    (2, "", TO + b"nonsense\n\nhi", "not a header line"),
+    (2, "", TO + b" \n\nhi", "not a header line"),
+    (2, "", TO + b": value\n\nhi", "is not a valid header name"),
+    (2, "", TO + b"1X: v\n\nhi", "is not a valid header name"),
+    (2, "", TO + b"\xc3\xa9: v\n\nhi", "is not a valid header name"),
+    (3, "", TO + b"A: 1\nX: \xff\n\nhi", "the header is not UTF-8"),
+    (0, "", TO + b"\nabc\xff", "byte 3"),
+    (0, "", b"KIND: command\n\nhi", "TO is missing"),
+    (0, "", TO + b"KIND: command\n\n", "body is empty"),
+    (0, "", b"KIND: spawn\nCLI: claude\n", "NAME"),
+    (0, "RE", TO + b"KIND: ack\n\nhi", ""),
+    *((2, "X", f"TO: bob\nX: a{c}b\n\nhi".encode(), "control character")
+      for c in "\0\x01\x0b\x1b\r\x7f\x85\u2028"),
+    *((3, name.upper(), f"{name}: a\nOTHER: b\n{name.upper()}: a\n\nhi".encode(), "given twice")
+      for name in ("TO", "to", "KIND", "X", "FROM", "Checksum")),
+    *((2, "KIND", f"TO: bob\nKIND: {word}\n\nhi".encode(), ", ".join(SENT_KINDS))
+      for word in ("shout", "", "message x", "ack,nack", "reminder")),
+]  # fmt: skip
 
 
-def test_a_header_that_is_not_utf8_is_named_by_its_line() -> None:
-    error = refused(TO + b"A: 1\nX: \xff\n\nhi")
-    assert (error.line, error.rule) == (3, "the header is not UTF-8")
-
-
-def test_a_body_that_is_not_utf8_says_at_which_byte() -> None:
-    assert "byte 3" in refused(TO + b"\nabc\xff").rule
-
-
-def test_a_header_name_of_64_characters_is_the_longest() -> None:
-    assert "A" * 64 in parse(TO + b"A" * 64 + b": v\n\nhi").headers
-    assert refused(TO + b"A" * 65 + b": v\n\nhi").line == 2
-
-
-@pytest.mark.parametrize(
-    "character", ["\0", "\x01", "\x0b", "\x1b", "\r", "\x7f", "\x85", "\u2028"]
-)
-def test_a_control_character_in_a_value_is_refused(character: str) -> None:
-    error = refused(f"TO: bob\nX: a{character}FROM: eve\n\nhi".encode())
-    assert (error.line, error.header) == (2, "X")
-    assert "control character" in error.rule
-
-
-def test_a_tab_in_a_value_and_anything_in_the_body_is_taken() -> None:
-    message = parse("TO: bob\nX: a\tb\n\n\0\x1b[0m\u2028".encode())
-    assert message.headers == {"X": "a\tb"}
-    assert message.body == "\0\x1b[0m\u2028".encode()
+@pytest.mark.parametrize(("line", "header", "data", "says"), NO_MESSAGES)
+def test_what_is_no_message_is_named_by_its_line(
+    line: int, header: str, data: bytes, says: str
+) -> None:
+    """Which kind needs what is a table of docs/formats/msg.md, and compared with that."""
+    error = refused(data)
+    assert (error.line, error.header) == (line, header)
+    assert says in error.rule
 
 
 # -- limits --------------------------------------------------------------------------------
@@ -123,9 +109,9 @@ def test_a_tab_in_a_value_and_anything_in_the_body_is_taken() -> None:
 def test_48_header_lines_and_no_more() -> None:
     lines = [b"TO: bob", *(b"X-%d: v" % number for number in range(MAX_HEADER_LINES - 1))]
     assert len(parse(b"\n".join(lines) + b"\n\nhi").headers) == 47
-    error = refused(b"\n".join([*lines, b"ONE: more"]) + b"\n\nhi")
-    assert error.line == 49
-    assert "49 header lines, at most 48" in error.rule
+    more = b"\n".join([*lines, b"ONE: more"]) + b"\n\nhi"
+    assert refused(more).line == 49 and "49 header lines, at most 48" in refused(more).rule
+    assert len(parse_delivered(more).headers) == 48  # the relay adds some
 
 
 def test_6_kib_of_header_and_no_more() -> None:
@@ -134,14 +120,21 @@ def test_6_kib_of_header_and_no_more() -> None:
     assert len(head) == 6144
     assert parse(head + b"\n\nhi").body == b"hi"
     assert "6145 bytes, at most 6144" in refused(head + b"y\n\nhi").rule
+    delivered = head + b"\nZ: " + b"z" * 4000 + b"\nA: "
+    delivered += b"a" * (2 * MAX_HEADER_BYTES - len(delivered))
+    assert parse_delivered(delivered + b"\n\nhi").body == b"hi"
+    with pytest.raises(MessageError, match="12289 bytes, at most 12288"):
+        parse_delivered(delivered + b"a\n\nhi", file="f.msg")
 
 
-def test_4096_bytes_a_value_and_no_more() -> None:
+def test_4096_bytes_a_value_64_a_name_and_no_more() -> None:
     value = "é" * (MAX_VALUE_BYTES // 2)
     assert parse(f"TO: bob\nX: {value}\n\nhi".encode()).headers["X"] == value
     error = refused(f"TO: bob\nX: {value}x\n\nhi".encode())
     assert (error.line, error.header) == (2, "X")
     assert "4097 bytes, at most 4096" in error.rule
+    assert "A" * 64 in parse(TO + b"A" * 64 + b": v\n\nhi").headers
+    assert refused(TO + b"A" * 65 + b": v\n\nhi").line == 2
 
 
 @pytest.mark.shows("ready 2.3", "ready 4.6")
@@ -152,13 +145,7 @@ def test_the_body_has_the_limit_it_is_given_and_else_a_mebibyte() -> None:
     assert "attachment" in refused(TO + b"\n" + b"x" * 1_048_577).rule
 
 
-# -- given twice, dropped, kept ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["TO", "to", "KIND", "X", "FROM", "Checksum"])
-def test_a_header_given_twice_is_refused(name: str) -> None:
-    error = refused(f"{name}: a\nOTHER: b\n{name.upper()}: a\n\nhi".encode())
-    assert (error.line, error.header, error.rule) == (3, name.upper(), "given twice")
+# -- dropped, kept, as content ---------------------------------------------------------------
 
 
 def test_attachments_may_be_many() -> None:
@@ -168,88 +155,35 @@ def test_attachments_may_be_many() -> None:
     assert message.headers == {}
 
 
-@pytest.mark.parametrize("name", ["FROM", "ID", "SENT", "ATTEMPT", "CHANNEL"])
-def test_what_the_relay_alone_writes_is_dropped_from_a_sender(name: str) -> None:
-    assert name in RELAY_HEADERS
-    data = f"{name.lower()}: __orchestrator__\nTO: bob\n\nhi".encode()
-    assert parse(data).headers == {}
-    assert parse_delivered(data).headers == {name: "__orchestrator__"}
+def test_what_the_relay_alone_writes_is_dropped_from_a_sender() -> None:
+    assert {"FROM", "ID", "SENT", "ATTEMPT", "CHANNEL"} <= set(RELAY_HEADERS)
+    for name in RELAY_HEADERS:
+        data = f"{name.lower()}: __orchestrator__\nTO: bob\n\nhi".encode()
+        assert parse(data).headers == {}
+        assert parse_delivered(data).headers == {name: "__orchestrator__"}
 
 
-def test_a_delivered_file_may_have_the_lines_that_the_relay_adds() -> None:
-    lines = [b"TO: bob", *(b"X-%d: v" % number for number in range(MAX_HEADER_LINES + 5))]
-    assert len(parse_delivered(b"\n".join(lines) + b"\n\nhi").headers) == 53
-
-
-def test_a_delivered_header_has_a_limit_of_its_own() -> None:
-    lines = [b"X-%d: %s" % (number, b"v" * 4000) for number in range(3)]
-    head = b"\n".join([b"TO: bob", *lines, b"Y: "])
-    head += b"v" * (2 * MAX_HEADER_BYTES - len(head))
-    assert parse_delivered(head + b"\n\nhi").body == b"hi"
-    with pytest.raises(MessageError, match="12289 bytes, at most 12288"):
-        parse_delivered(head + b"v\n\nhi", file="f.msg")
-
-
-# -- TO ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "to",
-    ["bob", "B-o_b9", "a" * 63, "*", "#ops", "#team/backend", "Lead", "LEAD", "__orchestrator__"],
-)
-def test_an_address_is_kept_as_written(to: str) -> None:
-    assert parse(f"TO: {to}\n\nhi".encode()).to == to
-
-
-@pytest.mark.parametrize(
-    "to",
-    ["", "9lives", "a" * 64, "**", "#", "#a//b", "#../x", "../bob", "bob/alice", "b b", "_bob"],
-)
-def test_what_is_no_address_is_refused(to: str) -> None:
-    assert refused(f"TO: {to}\n\nhi".encode()).header == "TO"
-
-
-def test_a_channel_of_128_bytes_is_the_longest() -> None:
-    assert parse(b"TO: #%s\n\nhi" % (b"c" * 128)).to == "#" + "c" * 128
-    assert refused(b"TO: #%s\n\nhi" % (b"c" * 129)).header == "TO"
-
-
-def test_what_a_kind_needs_is_named() -> None:
-    """Which kind needs what is a table of docs/formats/msg.md, and compared with that."""
-    assert "TO is missing" in refused(b"KIND: command\n\nhi").rule
-    assert "body is empty" in refused(b"TO: bob\nKIND: command\n\n").rule
-    assert "NAME" in refused(b"KIND: spawn\nCLI: claude\n").rule
-    error = refused(b"TO: bob\nKIND: ack\n\nhi")
-    assert (error.line, error.header) == (0, "RE")
-    assert parse(b"TO: bob\nKIND: ack\nTHREAD: t\n\nhi").headers == {"THREAD": "t"}
+def test_an_empty_answer_says_received() -> None:
     empty = parse(f"TO: bob\nKIND: ack\nRE: {ID}\n".encode())
     assert (empty.body, empty.content) == (b"", b"received")
     assert empty._replace(body=b"more").content == b"more"
-
-
-# -- KIND ----------------------------------------------------------------------------------
+    assert parse(b"TO: bob\nKIND: ack\nTHREAD: t\n\nhi").headers == {"THREAD": "t"}
 
 
 @pytest.mark.parametrize("kind", list(SENT_KINDS))
 def test_every_kind_is_taken_in_any_case(kind: Kind) -> None:
     for word in (kind.value, kind.value.upper(), kind.value.title()):
         assert parse(f"TO: bob\nKIND: {word}\nRE: {ID}\n\nhi".encode()).kind is kind
-
-
-def test_without_a_kind_it_is_a_message() -> None:
     assert parse(b"TO: bob\n\nhi").kind is Kind.MESSAGE
-
-
-@pytest.mark.parametrize("word", ["shout", "", "message x", "ack,nack", "reminder"])
-def test_another_kind_is_refused_with_the_ones_there_are(word: str) -> None:
-    error = refused(f"TO: bob\nKIND: {word}\n\nhi".encode())
-    assert (error.line, error.header) == (2, "KIND")
-    assert all(kind in error.rule for kind in SENT_KINDS)
 
 
 # -- the other headers ---------------------------------------------------------------------
 
 GOOD = {
+    "TO": [
+        *("bob", "B-o_b9", "a" * 63, "*", "#ops", "#team/backend", "Lead", "LEAD"),
+        *("__orchestrator__", "#" + "c" * 128),
+    ],
     "THREAD": ["t", "a.b:c_d-9", "x" * 128],
     "RE": [ID, "1234567890-", "1" * 20 + "-" + "f" * 32],
     "PRIORITY": ["0", "1", "2", "3", "4"],
@@ -261,6 +195,10 @@ GOOD = {
     "AWAIT": ["30s", "1m", "2h", "500ms", "60000", "1000000000s"],
 }
 BAD = {
+    "TO": [
+        *("", "9lives", "a" * 64, "**", "#", "#a//b", "#../x", "../bob", "bob/alice", "b b"),
+        *("_bob", "#" + "c" * 129),
+    ],
     "THREAD": ["", "a b", "é", "x" * 129, "a/b"],
     "RE": ["", "123456789-", "1" * 21 + "-", ID + ".msg", "1706123456789012345-A1", "../x"],
     "PRIORITY": ["", "5", "-1", "00", "high", "٣"],
@@ -275,17 +213,25 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in GOOD.items() for v in values])
-def test_a_value_within_its_rule_is_taken(name: str, value: str) -> None:
-    message = parse(f"TO: bob\n{name}: {value}\n\nhi".encode())
-    assert message.headers.get(name, *message.attachments) == value
+def with_header(name: str, value: str) -> bytes:
+    to = "" if name == "TO" else "TO: bob\n"
+    return f"{to}{name}: {value}\n\nhi".encode()
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
-def test_a_value_outside_its_rule_is_refused_by_name_and_line(name: str, value: str) -> None:
-    error = refused(f"TO: bob\n{name}: {value}\n\nhi".encode())
-    assert (error.line, error.header) == (2, name)
-    assert len(str(error)) < 200
+@pytest.mark.parametrize("name", GOOD)
+def test_a_value_within_its_rule_is_taken(name: str) -> None:
+    for value in GOOD[name]:
+        message = parse(with_header(name, value))
+        kept = message.to if name == "TO" else message.headers.get(name, *message.attachments)
+        assert kept == value
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_value_outside_its_rule_is_refused_by_name_and_line(name: str) -> None:
+    for value in BAD[name]:
+        error = refused(with_header(name, value))
+        assert (error.line, error.header) == (1 if name == "TO" else 2, name), value
+        assert len(str(error)) < 200
 
 
 @pytest.mark.parametrize("body", ["héllo\r\n".encode(), b""])
@@ -313,14 +259,38 @@ def test_a_bare_await_is_milliseconds_and_a_bare_ttl_seconds() -> None:
     assert {text: parse(f"TO: bob\nTTL: {text}\n\nhi".encode()).ttl_s for text in given} == given
 
 
+# -- the fields of control messages ----------------------------------------------------------
+
+PROMPT = "Do this:\n\n  1. build\nTODO: the rest\nName: is not a field\n\fend"
+FIELDS: list[tuple[str, dict[str, str]]] = [
+    (  # a header wins over the body
+        "KIND: release\nNAME: one\n\nNAME: two\nREASON: done",
+        {"NAME": "one", "REASON": "done"},
+    ),
+    (  # a prompt of many lines is kept with everything in it
+        f"KIND: spawn\n\nNAME: w\nPROMPT: {PROMPT}\nCLI: claude\n",
+        {"NAME": "w", "PROMPT": PROMPT, "CLI": "claude"},
+    ),
+    (
+        "KIND: spawn\nNAME: w\n\nCLI: claude\nPROMPT: go\non\n",
+        {"NAME": "w", "CLI": "claude", "PROMPT": "go\non"},
+    ),
+    ("KIND: release\nNAME: w\n\nbye\n", {"NAME": "w"}),  # only a spawn has its body as the prompt
+    (  # lines before the first field are nobody's
+        "TO: __orchestrator__\nKIND: subscribe\n\nhello\nCHANNEL: team\r\nPATTERN: build.#\r\n",
+        {"CHANNEL": "team", "PATTERN": "build.#"},
+    ),
+    ("TO: __orchestrator__\nKIND: join\nCHANNEL: team\n", {}),  # as a header it is the relay's
+]
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg" / "ok"
 
 
-def fields(text: str) -> dict[str, str]:
-    return control_fields(parse(text.encode()))
+@pytest.mark.parametrize(("text", "found"), FIELDS)
+def test_the_fields_of_a_control_message(text: str, found: dict[str, str]) -> None:
+    assert control_fields(parse(text.encode())) == found
 
 
-def test_a_spawn_given_by_lines_of_the_body() -> None:
+def test_a_spawn_by_lines_of_the_body_and_by_headers() -> None:
     assert control_fields(parse((FIXTURES / "spawn-in-body.msg").read_bytes())) == {
         "NAME": "WorkerAgent",
         "CLI": "claude",
@@ -328,9 +298,6 @@ def test_a_spawn_given_by_lines_of_the_body() -> None:
         "WORKING_DIR": "/path/to/project",
         "ENV": "KEY1=value1,KEY2=value2",
     }
-
-
-def test_a_spawn_given_by_headers_has_its_prompt_as_the_body() -> None:
     assert control_fields(parse((FIXTURES / "spawn-in-headers.msg").read_bytes())) == {
         "NAME": "WorkerAgent",
         "CLI": "claude",
@@ -340,45 +307,8 @@ def test_a_spawn_given_by_headers_has_its_prompt_as_the_body() -> None:
 
 @pytest.mark.parametrize("name", CONTROL_FIELDS)
 def test_a_field_in_either_form_says_the_same(name: str) -> None:
-    assert fields(f"KIND: continuity\n\n{name}: a: b \n")[name] == "a: b"
-    assert fields(f"KIND: continuity\n{name}: a: b \n\n.")[name] == "a: b"
-
-
-def test_a_header_wins_over_the_body() -> None:
-    assert fields("KIND: release\nNAME: one\n\nNAME: two\nREASON: done") == {
-        "NAME": "one",
-        "REASON": "done",
-    }
-
-
-def test_a_prompt_of_many_lines_is_kept_with_everything_in_it() -> None:
-    prompt = "Do this:\n\n  1. build\nTODO: the rest\nName: is not a field\n\fend"
-    given = f"KIND: spawn\n\nNAME: w\nPROMPT: {prompt}\nCLI: claude\n"
-    assert fields(given) == {"NAME": "w", "PROMPT": prompt, "CLI": "claude"}
-
-
-def test_a_prompt_in_the_body_behind_a_name_in_the_header() -> None:
-    assert fields("KIND: spawn\nNAME: w\n\nCLI: claude\nPROMPT: go\non\n") == {
-        "NAME": "w",
-        "CLI": "claude",
-        "PROMPT": "go\non",
-    }
-
-
-def test_only_a_spawn_has_its_body_as_the_prompt() -> None:
-    assert fields("KIND: release\nNAME: w\n\nbye\n") == {"NAME": "w"}
-
-
-def test_lines_before_the_first_field_are_nobodys() -> None:
-    body = "hello\nCHANNEL: team\r\nPATTERN: build.#\r\n"
-    assert fields(f"TO: __orchestrator__\nKIND: subscribe\n\n{body}") == {
-        "CHANNEL": "team",
-        "PATTERN": "build.#",
-    }
-
-
-def test_channel_as_a_header_is_the_relays_and_dropped() -> None:
-    assert fields("TO: __orchestrator__\nKIND: join\nCHANNEL: team\n") == {}
+    for text in (f"\n{name}: a: b \n", f"{name}: a: b \n\n."):
+        assert control_fields(parse(f"KIND: continuity\n{text}".encode()))[name] == "a: b"
 
 
 def test_a_command_is_fields_whatever_their_names() -> None:

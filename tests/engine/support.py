@@ -11,15 +11,11 @@ from relay.acomm import store_file
 from relay.acomm.model import (
     Channel,
     ChannelConfig,
-    ChannelState,
     ChannelType,
     DeliveryMode,
     DeliveryState,
     Message,
     MessageType,
-    Participant,
-    ParticipantRole,
-    StoreFile,
 )
 from relay.base.errors import CommError
 from relay.commstore.store import CommStore
@@ -134,13 +130,6 @@ def standing(store: CommStore | Engine, number: int) -> dict[str, DeliveryState]
     """Where each delivery of a message stands, as a snapshot has it."""
     deliveries = store.snapshot().state.deliveries[number]
     return {recipient: delivery.state for recipient, delivery in deliveries.items()}
-
-
-def store_with(state: ChannelState, kind: ChannelType = ChannelType.GROUP) -> CommStore:
-    """A store with channel 1 in this state: a, its owner, and b."""
-    members = (Participant("a", ParticipantRole.OWNER, NOW_S), Participant("b", joined_at=NOW_S))
-    channel = Channel(1, "c", kind, "a", members, ChannelConfig(), state, NOW_S, NOW_S)
-    return CommStore.load(FakeClock(NOW_S * 10**9), StoreFile(NOW_S, NOW_S, (channel,)))
 
 
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE

@@ -60,6 +60,7 @@ def test_a_setting_holds_from_the_next_message_on(store: CommStore, group: Chann
 # -- set_channel_state ---------------------------------------------------------------------
 
 
+@pytest.mark.shows("engine 1.2")
 @pytest.mark.parametrize("state", [s for s in ChannelState if s is not ChannelState.ACTIVE])
 def test_nothing_new_is_taken_and_what_is_there_is_received(
     store: CommStore, clock: FakeClock, group: Channel, state: ChannelState

@@ -28,7 +28,6 @@ from relay.acomm.model import (
 )
 from relay.base.errors import (
     ChannelNotFound,
-    ChannelUnavailable,
     DuplicateChannel,
     NotParticipant,
     ValidationFailed,
@@ -45,7 +44,6 @@ from tests.engine.support import (
     refused,
     reopened,
     send,
-    store_with,
 )
 from tests.fakes import FakeClock
 
@@ -78,19 +76,6 @@ def test_the_channel_must_be_there(store: CommStore) -> None:
         lambda: store.message_count(7),
     ):
         assert "7" in str(refused(store, call, ChannelNotFound))
-
-
-@pytest.mark.shows("engine 1.2")
-@pytest.mark.parametrize("state", ChannelState)
-def test_the_channel_must_be_active(state: ChannelState) -> None:
-    store = store_with(state)
-    if state is ChannelState.ACTIVE:
-        assert store.send_message(1, "a", MessageType.TEXT, "hi").id == 1
-        return
-    error = refused(
-        store, lambda: store.send_message(1, "a", MessageType.TEXT, "hi"), ChannelUnavailable
-    )
-    assert str(error) == f"channel c is {state.label}"
 
 
 @pytest.mark.shows("engine 1.1", "engine 1.2")

@@ -304,8 +304,9 @@ def test_codex_that_hangs_is_ended_with_what_it_started(
 ) -> None:
     file = tmp_path / "pid"
     program(tmp_path, "codex", f"sleep 1000 & echo $! > {file}.new; mv {file}.new {file}; wait")
-    # Its time begins at 0, and is over when it has started what it starts.
-    now = SimpleNamespace(monotonic=lambda: 10.0 * file.exists(), sleep=time.sleep)
+    # Its time begins at 0, however late, and is over when it has started what it starts.
+    begins = iter([0.0])
+    now = SimpleNamespace(monotonic=lambda: next(begins, 10.0 * file.exists()), sleep=time.sleep)
     monkeypatch.setattr(rungs, "time", now)
     assert failure(CodexQueue(), target(eve)) == "codex did not end in 10 s"
     child = int(file.read_text())
