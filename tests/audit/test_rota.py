@@ -179,7 +179,7 @@ def test_a_run_says_what_it_did_not_read_again(
 
 CONFIG = Config(
     store=StoreSettings(roll_after_s=1, roll_messages=1),
-    journal=JournalSettings(segment_age_s=3600, compress_after_s=1),
+    journal=JournalSettings(compress_after_s=1),
     retention=RetentionSettings(archive_days=5),
 )
 
