@@ -275,6 +275,11 @@ class Box:
             self.sql("SELECT recipient, state FROM deliveries WHERE message_id = ?", message_id)
         )
 
+    def life(self, agent: str) -> tuple[str, str | None]:
+        """Status of an agent, and its reason."""
+        ((status, reason),) = self.sql("SELECT status, reason FROM agents WHERE name = ?", agent)
+        return status, reason
+
     def stored(self) -> list[str]:
         """Relay ids of the messages in the store's file."""
         file = store_file.read(self.home.path(STORE))

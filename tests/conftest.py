@@ -163,6 +163,12 @@ def box(request: pytest.FixtureRequest, make_box: MakeBox) -> Box:
 
 
 @pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sends waits for the relay, as outside of the tests."""
+    monkeypatch.delenv("RELAY_NO_WAIT")
+
+
+@pytest.fixture
 def clock() -> FakeClock:
     """Stands at NOW_S."""
     return FakeClock(NOW_S * 10**9)

@@ -78,15 +78,6 @@ def test_an_archive_has_its_columns_and_the_live_store_has_none(tmp_path: Path) 
     ]
 
 
-@pytest.mark.shows("audit 1.6")
-@pytest.mark.parametrize("compress", [True, False])
-def test_a_file_with_columns_is_the_same_store(compress: bool) -> None:
-    data = store_file.encode(small_store(), compress, columns=True)
-    assert store_file.decode(data) == small_store()
-    assert data == store_file.encode(small_store(), compress, columns=True)
-    assert list(check(data, "it")) == []
-
-
 @pytest.mark.shows("audit 1.6", "engine 8.4")
 @STEADY
 @given(st.lists(MESSAGES, max_size=6, unique_by=lambda one: one.id))

@@ -11,11 +11,7 @@ import pytest
 from agent_sdk import Agent, Kind, Refused, RelayWarning
 from tests.agent_sdk.support import HandRelay, fail_at, relay_runs
 
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Senders wait, as outside of the tests."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
+pytestmark = pytest.mark.usefixtures("waits")
 
 
 def nack(relay: HandRelay, text: str, sender: str = "__orchestrator__") -> Callable[[], None]:

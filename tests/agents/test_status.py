@@ -15,7 +15,6 @@ from relay.agents.status import (
     StatusChange,
     next_status,
     parse_status_command,
-    unavailable_reason,
 )
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
@@ -97,17 +96,6 @@ def test_what_a_command_asks_for() -> None:
     )
     assert parse_status_command("agent.revive", {"NAME": "bob"}, "al") == ("bob", "active", None)
     assert parse_status_command("channel.join", {"CHANNEL": "x"}, "al") is None
-
-
-def test_what_is_said_to_who_writes_to_them() -> None:
-    assert unavailable_reason("bob", "retired", "moved on", NOW) == (
-        "bob is retired since 2026-01-31T09:30:00Z: moved on; "
-        "`relay agents revive bob` brings it back"
-    )
-    assert unavailable_reason("bob", "terminated", None, None) == (
-        "bob is terminated; start it again; it becomes active as soon as it writes a message or "
-        "registers its process"
-    )
 
 
 # -- processes -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import time
 import unicodedata
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.base import errors
-from relay.base.clock import NS_PER_S, Clock, iso_date, iso_time
+from relay.base.clock import NS_PER_S, iso_date, iso_time
 from relay.base.errors import EXIT_CODES, FormatError, MessageError, RelayError, ValidationFailed
 from relay.base.text import did_you_mean, json_line, json_visible, visible
 from relay.cli.common import print_table
@@ -147,12 +146,6 @@ def test_time_is_utc_with_microseconds() -> None:
     assert iso_date(1_769_851_800_000_001_999) == "2026-01-31"
     assert iso_date(86_400 * NS_PER_S - 1) == "1970-01-01"
     assert iso_date(86_400 * NS_PER_S) == "1970-01-02"
-
-
-def test_the_machines_clock() -> None:
-    clock = Clock()
-    assert abs(clock.now_ns() - time.time_ns()) < 5 * NS_PER_S
-    assert clock.monotonic_ns() <= clock.monotonic_ns() <= time.monotonic_ns()
 
 
 # -- errors --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.engine.engine import Engine
+from tests.delivery.planning import Table
 from tests.delivery.support import Desk
 from tests.engine.support import relay_engine
 from tests.fakes import FakeClock
@@ -26,3 +27,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def store(clock: FakeClock) -> Engine:
     """Empty."""
     return relay_engine(clock)
+
+
+@pytest.fixture
+def table() -> Table:
+    """An empty store, and plans for it."""
+    return Table()

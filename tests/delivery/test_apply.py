@@ -19,11 +19,6 @@ from tests.delivery.planning import AGENTS, AT_NS, Table, read
 from tests.engine.support import standing
 
 
-@pytest.fixture
-def table() -> Table:
-    return Table()
-
-
 def said(work: Applied) -> str:
     """The body of the one answer of the orchestrator's."""
     (answer,) = [posting for posting in work.files if posting.is_own]
@@ -42,34 +37,6 @@ def given(work: Applied) -> Answer:
 
 
 # -- messages ------------------------------------------------------------------------------
-
-
-def test_a_message_is_posted_to_its_recipient(table: Table) -> None:
-    work = table.decide("TO: bob\nX-Ticket: 42\n\nhi")
-    (posting,) = work.files
-    assert (posting.message_id, posting.recipients) == (work.plan.message_id, ("bob",))
-    assert (posting.is_own, posting.attempt, work.plan.refusal) == (False, 0, None)
-    delivered = parse_delivered(posting.data)
-    assert (delivered.to, delivered.body) == ("bob", b"hi")
-    assert delivered.headers == {
-        "ID": work.plan.message_id,
-        "FROM": "alice",
-        "SENT": "2026-01-31T09:30:00.000000Z",
-        "ATTEMPT": "1",
-        "CHECKSUM": f"sha256:{sha256_hex(b'hi')}",
-        "X-TICKET": "42",
-    }
-    stored = table.store.messages.find_by_relay_id(work.plan.message_id)
-    assert stored and stored.id == posting.number
-    assert stored.status is MessageStatus.SENT
-    assert table.store.messages.recipients(stored.id) == ("bob",)
-
-
-def test_a_message_to_everybody_is_one_posting(table: Table) -> None:
-    (posting,) = table.decide("TO: *\n\nhi").files
-    assert posting.recipients == ("bob", "carol", "operator")
-    assert b"\nCHANNEL: all\n" in posting.data
-    assert parse_delivered(posting.data).headers["CHANNEL"] == "all"
 
 
 def test_a_group_without_its_former_members(table: Table) -> None:
@@ -198,14 +165,6 @@ def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -
 
 
 # -- again after a crash -------------------------------------------------------------------
-
-
-def test_decided_again_with_the_engine_knowing_it_there_is_no_second_event(table: Table) -> None:
-    first = table.decide("TO: bob\n\nhi", number=7)
-    sequence = table.store.sequence
-    again = table.decide("TO: bob\n\nhi", number=7)
-    assert table.store.sequence == sequence
-    assert again.files == first.files
 
 
 def test_a_nack_is_stored_when_it_is_staged_and_once(table: Table) -> None:

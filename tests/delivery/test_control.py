@@ -50,14 +50,6 @@ def test_who_joins_first_makes_the_group(store: Engine) -> None:
     assert members(store, "team/b") == ["alice", "bob"]
 
 
-@pytest.mark.parametrize("kind", [ChannelType.BROADCAST, ChannelType.PUB_SUB])
-def test_joining_a_channel_of_another_type(store: Engine, kind: ChannelType) -> None:
-    channel_of(store, kind, "carol", name="news")
-    assert ask(store, "join", "CHANNEL: news").text == (
-        f"alice is a member of news, a {kind.label} channel"
-    )
-
-
 def test_leaving_and_leaving_again(store: Engine) -> None:
     ask(store, "join", "CHANNEL: team")
     ask(store, "join", "CHANNEL: team", "bob")

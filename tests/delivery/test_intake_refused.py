@@ -194,16 +194,6 @@ def test_a_scan_does_not_take_back_that_a_file_was_renamed(desk: Desk) -> None:
     assert bodies(desk.take()) == [b"hi"]
 
 
-def test_a_scan_goes_by_name(desk: Desk) -> None:
-    names = [f"{number}000000000-.msg" for number in (3, 1, 2)]
-    for name in names:
-        desk.write(name.encode().join([b"TO: bob\n\n", b""]), name, mtime_s=-1)
-    desk.scan()
-    looks = desk.take()
-    assert all(look.is_valid for look in looks)
-    assert [look.file.file_name for look in looks] == sorted(names)
-
-
 def test_what_its_writer_left_in_pending_is_removed_after_an_hour(desk: Desk) -> None:
     pending = desk.outbox / ".pending"
     ages = (("new", 0), ("young", -29.9), ("warned", -31), ("just", -3600), ("old", -3600.1))

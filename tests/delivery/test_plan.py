@@ -20,11 +20,6 @@ ORCHESTRATED = ("join", "leave", "subscribe", "unsubscribe", "spawn", "release",
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table()
-
-
-@pytest.fixture
 def talk(table: Table) -> Table:
     """A group of three, a channel with topics, and three messages from alice to bob."""
     group_of(table.store, "alice", "bob", "carol", name="team")

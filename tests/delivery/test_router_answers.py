@@ -197,19 +197,6 @@ def fields(text: str, answers: Message | None = None) -> NewMessage:
     return new_message(parse(text.encode()), ID, AT_NS, answers)
 
 
-def test_the_common_case() -> None:
-    assert fields("TO: bob\n\nhi") == NewMessage(
-        MessageType.TEXT,
-        b"hi",
-        None,
-        None,
-        Priority.NORMAL,
-        {"relay_id": ID, "to": "bob", "created_ns": AT_NS},
-        None,
-        None,
-    )
-
-
 def test_every_header_has_its_place() -> None:
     signature = bytes(range(64))
     text = (

@@ -141,14 +141,6 @@ def test_opened_as_a_file_what_was_sent_is_delivered(tmp_path: Path) -> None:
         assert store.state.messages[2].status is MessageStatus.ACKNOWLEDGED
 
 
-def test_a_store_of_our_own_is_believed_not_derived() -> None:
-    store = new_store()
-    channel = group_of(store, "a", "b")
-    number = send(store, channel, "a", recipients=[]).id
-    again = CommStore.load(FakeClock(NOW_S * 10**9), store.snapshot().file())
-    assert standing(again, number) == {}
-
-
 HIGHEST = 2**64 - 1
 
 

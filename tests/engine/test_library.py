@@ -35,7 +35,6 @@ from tests.engine.support import (
     reopened,
     routed,
     send,
-    standing,
 )
 from tests.fakes import FakeClock
 
@@ -335,10 +334,3 @@ def test_a_query_with_plain_numbers_is_the_same_with_archives(tmp_path: Any) -> 
     assert [m.priority for m in store.query_messages(plain).messages] == [3, 2, 2]
     with pytest.raises(ValidationFailed):
         store.query_messages(MessageFilter(limit=-1))
-
-
-def test_acknowledging_twice_and_out_of_order_changes_nothing_that_stands() -> None:
-    store = prepared()
-    for status in ("completed", "received", "completed", "failed"):
-        store.acknowledge_message(1, "b", status)
-    assert {state.label for state in standing(store, 1).values()} == {"Acknowledged"}

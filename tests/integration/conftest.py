@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sdk import Agent
 from relay.base.config import Config, DetectionSettings
 from tests.box import Box, MakeBox
 from tests.procs import Relay, home_of
@@ -65,3 +66,16 @@ def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
     yield home_of(root / ("long" * 30), "bob")
     shutil.rmtree(root)
+
+
+@pytest.fixture
+def alice(home: Path) -> Iterator[Agent]:
+    """alice, as the SDK has her."""
+    with Agent("alice", home) as agent:
+        yield agent
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the tiers that never ends is not waited for."""
+    monkeypatch.setattr("relay.daemon.session.PATIENCE_S", 0)

@@ -33,11 +33,6 @@ def start(box: Box) -> Iterator[Start]:
         end(process)
 
 
-def life(box: Box, agent: str) -> tuple[str, str | None]:
-    ((status, reason),) = box.sql("SELECT status, reason FROM agents WHERE name = ?", agent)
-    return status, reason
-
-
 def retire(box: Box, agent: str) -> None:
     sent = box.send("operator", RETIRE.format(agent))
     (answer,) = [m for m in box.inbox("operator").values() if m.headers["RE"] == sent]
@@ -50,7 +45,7 @@ def terminate(box: Box, agent: str, start: Start) -> None:
     end(process)
     box.after(31)
     box.after(300)
-    assert life(box, agent)[0] == "terminated"
+    assert box.life(agent)[0] == "terminated"
 
 
 # -- retired ---------------------------------------------------------------------------------
@@ -64,7 +59,7 @@ def test_mail_to_a_retired_agent_bounces_with_the_reason(box: Box) -> None:
     assert f"{sent}.msg: bob is retired since " in nack
     assert "Z: done here; `relay agents revive bob` brings it back" in nack
     assert list(box.inbox("bob")) == [before]  # what was there stays
-    assert life(box, "bob") == ("retired", "done here")
+    assert box.life("bob") == ("retired", "done here")
 
 
 def test_an_answer_to_a_retired_agent_bounces_and_counts_as_given(box: Box) -> None:
@@ -94,7 +89,7 @@ def test_it_comes_back_with_inbox_and_history(box: Box, start: Start, how: str) 
     running = start("bob")
     retire(box, "bob")
     box.after(31)
-    assert life(box, "bob")[0] == "retired"  # that process was there all the time
+    assert box.life("bob")[0] == "retired"  # that process was there all the time
     if how == "command":
         box.send("operator", REVIVE.format("bob"))
     elif how == "file":
@@ -106,7 +101,7 @@ def test_it_comes_back_with_inbox_and_history(box: Box, start: Start, how: str) 
     sent = box.send("alice", "TO: bob\n\nafter")
     assert box.states(sent) == {"bob": "written"}
     assert {before, sent} <= set(box.inbox("bob"))
-    assert life(box, "bob") == ("active", None)
+    assert box.life("bob") == ("active", None)
     assert any(line.get("action") == "agent_status" for line in box.log) or how == "command"
 
 
@@ -115,7 +110,7 @@ def test_reading_what_it_still_has_does_not_bring_a_retired_agent_back(box: Box)
     retire(box, "bob")
     box.take("bob", before)
     box.tick()
-    assert life(box, "bob")[0] == "retired"
+    assert box.life("bob")[0] == "retired"
 
 
 def test_retired_and_gone_still_says_why(box: Box) -> None:
@@ -126,15 +121,15 @@ def test_retired_and_gone_still_says_why(box: Box) -> None:
     assert "done here" in box.nacks("alice")[0]
     box.home.make_agent("bob")
     box.after(31)
-    assert life(box, "bob") == ("retired", "done here")
+    assert box.life("bob") == ("retired", "done here")
 
 
 def test_an_answer_that_the_disk_did_not_take_does_its_work_later(box: Box) -> None:
     with failing("write", ".msg"):
         box.send("operator", RETIRE.format("bob"))
-    assert (life(box, "bob")[0], box.inbox("operator")) == ("active", {})
+    assert (box.life("bob")[0], box.inbox("operator")) == ("active", {})
     box.after(2)
-    assert life(box, "bob") == ("retired", "done here")
+    assert box.life("bob") == ("retired", "done here")
     assert box.bodies("operator") == ["completed bob is retired\n"]
 
 
@@ -144,10 +139,10 @@ def test_what_it_wrote_before_and_still_waits_brings_nobody_back(box: Box) -> No
         sent = box.send("bob", "TO: alice\n\nmy last words", name)
         retire(box, "bob")
         box.after(2)
-        assert life(box, "bob")[0] == "retired"
+        assert box.life("bob")[0] == "retired"
     box.after(61)
     assert box.states(sent) == {"alice": "written"}
-    assert life(box, "bob")[0] == "retired"
+    assert box.life("bob")[0] == "retired"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +179,7 @@ def test_whose_process_died_bounces_after_a_while(box: Box, start: Start) -> Non
     assert list(box.inbox("bob")) == [early]
     box.take("bob", early)  # somebody reads as bob: so it is there
     box.tick()
-    assert life(box, "bob") == ("active", None)
+    assert box.life("bob") == ("active", None)
 
 
 def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) -> None:
@@ -202,7 +197,7 @@ def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) ->
     box.restart()
     for _ in range(3):
         box.after(300)
-    assert life(box, "bob")[0] == "terminated"
+    assert box.life("bob")[0] == "terminated"
     (told,) = box.bodies("alice")
     assert told.startswith(f"bob is terminated: its process {process.pid} ended; no activity since")
     assert told.endswith(f"; 2 messages of yours are unread in its inbox, the first is {first}\n")
@@ -217,7 +212,7 @@ def test_who_is_retired_leaves_nobody_waiting_for_it(box: Box) -> None:
     box.command("operator", "agent.retire", "NAME: bob", "REASON: done")
     box.restart()
     box.tick(3)
-    assert life(box, "bob")[0] == "retired"
+    assert box.life("bob")[0] == "retired"
     text = (
         f"bob is retired: done; 1 message of yours is unread in its inbox, the first is {first}\n"
     )
@@ -267,20 +262,20 @@ def test_who_is_silent_for_a_week_gets_mail_and_no_broadcasts(box: Box) -> None:
     box.after(4 * DAY_S)
     box.send("alice", "TO: carol\n\nstill here")
     box.after(4 * DAY_S)
-    assert life(box, "bob")[0] == "inactive" and life(box, "alice")[0] == "active"
-    assert life(box, "operator") == ("active", None)  # a person may be away
+    assert box.life("bob")[0] == "inactive" and box.life("alice")[0] == "active"
+    assert box.life("operator") == ("active", None)  # a person may be away
     box.restart()
-    assert life(box, "bob")[0] == "inactive"
+    assert box.life("bob")[0] == "inactive"
     sent = box.send("alice", "TO: *\n\nall of you")
     assert set(box.states(sent)) == {"operator"}
     team = box.send("alice", "TO: #team\n\nnews")  # it asked to be told
     assert box.states(team) == {"bob": "written"}
     direct = box.send("alice", "TO: bob\n\nhi")
     assert box.states(direct) == {"bob": "written"}
-    assert life(box, "bob")[0] == "inactive"  # that others write to it is no sign of life
+    assert box.life("bob")[0] == "inactive"  # that others write to it is no sign of life
     box.take("bob", direct)
     box.tick()
-    assert life(box, "bob") == ("active", None)
+    assert box.life("bob") == ("active", None)
 
 
 def test_time_that_goes_by_moves_no_status(box: Box, start: Start) -> None:

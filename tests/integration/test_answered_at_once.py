@@ -64,6 +64,3 @@ def test_to_join_an_agent_is_refused(box: Box) -> None:
         said = f"{sent}.msg: KIND {kind} is for the relay itself: send it TO: #channel, or "
         assert sum(said in nack for nack in box.nacks("alice")) == 1, kind
         assert box.inbox("bob") == {}, kind
-
-
-# -- m5: nobody subscribes -----------------------------------------------------------------

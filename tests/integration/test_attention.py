@@ -22,10 +22,7 @@ from tests.procs import Relay, relay, rows_of, until
 QUESTION = "Deploy to production now?"
 
 
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send as people do."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
+pytestmark = pytest.mark.usefixtures("waits")
 
 
 def ask(home: Path, options: str = "yes, no, later") -> str:

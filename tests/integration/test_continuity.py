@@ -207,12 +207,6 @@ def test_many_unread_ones_are_counted(box: Box) -> None:
     assert ids[19] in body and ids[20] not in body
 
 
-def test_its_name_sorts_before_whatever_waits(box: Box) -> None:
-    oldest = box.send("alice", "TO: bob\n\nhi", "0000000001-.msg")
-    box.dispatcher.notifier.send_resume_message("bob", "start 1")
-    assert list(box.inbox("bob"))[1] == oldest
-
-
 def test_it_is_taken_before_what_is_urgent(box: Box) -> None:
     urgent = box.send("alice", "TO: bob\nPRIORITY: 0\n\nnow")
     box.dispatcher.notifier.send_resume_message("bob", "start 1")

@@ -29,14 +29,9 @@ pytestmark = [
     pytest.mark.damages,
     pytest.mark.box("alice", "bob", config=Config(journal=JOURNAL), executors=KEPT),
     pytest.mark.usefixtures("private_files"),
+    pytest.mark.usefixtures("no_patience"),
     pytest.mark.shows("journal 5.11"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the tiers that never ends is not waited for."""
-    monkeypatch.setattr("relay.daemon.session.PATIENCE_S", 0)
 
 
 @pytest.fixture
@@ -79,10 +74,6 @@ def note_position(box: Box, offset: int) -> None:
     with contextlib.closing(Ledger.open(str(box.path("ledger.db")))) as ledger:
         with ledger.transaction():
             ledger.set_position(offset, 0)
-
-
-def test_a_sound_home_has_no_findings(box: Box) -> None:
-    assert doctor(box) == []
 
 
 def test_a_setting_that_there_is_not(box: Box) -> None:

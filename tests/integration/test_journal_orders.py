@@ -21,14 +21,9 @@ BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work i
 
 pytestmark = [
     pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),
+    pytest.mark.usefixtures("no_patience"),
     pytest.mark.shows("journal 5.8"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the tiers that never ends is not waited for."""
-    monkeypatch.setattr("relay.daemon.session.PATIENCE_S", 0)
 
 
 @pytest.fixture

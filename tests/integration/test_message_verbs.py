@@ -11,11 +11,7 @@ import pytest
 from relay.views.ids import short_ids
 from tests.procs import relay, rows_of, until
 
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send as people do."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
+pytestmark = pytest.mark.usefixtures("waits")
 
 
 def short(message_id: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,7 @@ from relay.reach.owed import report_state
 from relay.reach.session import IDLE, WORKING, Session, save_session, session_lock
 from tests.procs import PATIENCE_S, Relay, relay
 
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send as outside of the tests."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
+pytestmark = pytest.mark.usefixtures("waits")
 
 
 class Cli:
@@ -47,13 +42,6 @@ class Cli:
 def bob_cli(home: Path) -> Cli:
     """It works."""
     return Cli(home)
-
-
-@pytest.fixture
-def alice(home: Path) -> Iterator[Agent]:
-    """alice, as the SDK has her."""
-    with Agent("alice", home) as agent:
-        yield agent
 
 
 def read_by_bob(home: Path) -> Received:

@@ -108,6 +108,7 @@ relay_send -w seen bob hi                2  -w takes none, taken, delivered, rea
 """
 
 
+@pytest.mark.parametrize("sh", list(SHELLS)[:1], indirect=True)  # the command decides
 def test_it_waits_in_the_words_of_the_command(running: Relay, sh: Shell) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for line in WAITS.splitlines():

@@ -18,11 +18,7 @@ from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED
 from relay.cli import run
 from tests.procs import Relay, drop, environment, inbox_of, relay, relay_anew, until
 
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send as outside of the tests."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
+pytestmark = pytest.mark.usefixtures("waits")
 
 
 def send(home: Path, *words: str, code: int = 0) -> tuple[str, str]:

@@ -13,22 +13,17 @@ WEEK_S = 7 * 86_400
 RETIRE = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: w\nREASON: enough"
 
 
-def life(box: ProcessBox, agent: str = "w") -> tuple[str, str | None]:
-    ((status, reason),) = box.sql("SELECT status, reason FROM agents WHERE name = ?", agent)
-    return status, reason
-
-
 def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> None:
     box.spawn()
     box.after(WEEK_S + 60)
-    assert life(box) == ("active", None)
-    assert life(box, "alice")[0] == "inactive"
+    assert box.life("w") == ("active", None)
+    assert box.life("alice")[0] == "inactive"
     sent = box.send("operator", "TO: *\n\nall of you")
     assert box.states(sent) == {"w": "written"}
 
     box.spawner.end(0)
     box.after(1)
-    assert life(box) == ("terminated", "w exited with code 0")
+    assert box.life("w") == ("terminated", "w exited with code 0")
     box.restart()
     box.after(400)
     assert [one for one in box.bodies("operator") if "unread" in one] == [
@@ -45,7 +40,7 @@ def test_a_silent_agent_is_active_again_while_it_waits_for_its_next_start(box: P
     with box.ledger.transaction():
         box.ledger.agents.set_status("w", "inactive", "silent", box.clock.now_ns())
     box.dispatcher.tick(WatchEvents(scan=True))  # and it is not started yet
-    assert life(box) == ("active", None)
+    assert box.life("w") == ("active", None)
 
 
 def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> None:
@@ -57,7 +52,7 @@ def test_another_process_of_it_that_ended_is_not_its_end(box: ProcessBox) -> Non
         box.ledger.agents.set_pid("w", 4194304)
     box.after(31)
     box.after(400)
-    assert life(box) == ("active", None)
+    assert box.life("w") == ("active", None)
 
 
 @pytest.mark.parametrize("how", ["writes", "says its status", "reads", "reads and removes"])
@@ -85,13 +80,13 @@ def test_what_it_did_before_its_end_and_is_found_later_brings_nobody_back(
     box.spawner.end(0)
     box.session.poll_supervisor()
     box.session.poll_supervisor()
-    assert life(box)[0] == "terminated"
+    assert box.life("w")[0] == "terminated"
     if when == "after it":
         do()
     box.tick(3)
     box.clock.advance(1)  # what is not in .read is given a second
     box.tick()
-    assert life(box)[0] == ("terminated" if when == "before its end" else "active")
+    assert box.life("w")[0] == ("terminated" if when == "before its end" else "active")
     if how == "writes":
         assert box.bodies("alice") == ["my last words"]
 
@@ -101,10 +96,10 @@ def test_a_clock_that_was_set_back_keeps_nobody_away(box: ProcessBox) -> None:
     box.clock.advance(3600)
     box.spawner.end(0)
     box.after(1)
-    assert life(box)[0] == "terminated"
+    assert box.life("w")[0] == "terminated"
     box.clock.jump(-3600)
     box.send("w", "TO: alice\n\nI am here")
-    assert life(box) == ("active", None)
+    assert box.life("w") == ("active", None)
 
 
 @pytest.mark.parametrize("restart", ["never", "always"])
@@ -113,13 +108,13 @@ def test_who_is_retired_stays_that_when_its_process_ends(box: ProcessBox, restar
     box.send("operator", RETIRE)
     box.spawner.end(1)
     box.after(2)
-    assert life(box) == ("retired", "enough")
+    assert box.life("w") == ("retired", "enough")
     box.send("alice", "TO: w\n\nhi")
     assert "w is retired since" in box.nacks("alice")[0]
 
     if restart == "always":
         box.release()
         box.after(1)
-        assert life(box) == ("retired", "enough")
+        assert box.life("w") == ("retired", "enough")
     box.spawn()
-    assert life(box) == ("active", None)  # somebody wants it again
+    assert box.life("w") == ("active", None)  # somebody wants it again

@@ -11,6 +11,7 @@ from relay.base.home import LEDGER, Home
 from relay.ledger.ledger import Ledger
 from relay.reach import mcp
 from tests.procs import PATIENCE_S, Relay, home_of
+from tests.reach import bells
 from tests.reach.hooks import Cli
 
 
@@ -66,3 +67,10 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     home = home_of(tmp_path / "home", "alice", "bob")
     with Relay(home):
         yield home
+
+
+@pytest.fixture
+def bob(tmp_path: Path) -> Iterator[bells.Cli]:
+    """Bob is a session of claude that waits at its prompt."""
+    with bells.cli(tmp_path / "home") as made:
+        yield made

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,10 @@ from relay.reach.rungs import TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
 from relay.reach.waiting import Inbox, Pace
 from tests.procs import PATIENCE_S, until
-from tests.reach.bells import PACKAGE, Cli, cli
+from tests.reach.bells import PACKAGE, Cli
 from tests.reach.hooks import put
 
 S = 10**9
-
-
-@pytest.fixture
-def bob(tmp_path: Path) -> Iterator[Cli]:
-    """Bob is a session of claude that waits at its prompt."""
-    with cli(tmp_path / "home") as made:
-        yield made
 
 
 def test_an_idle_agent_is_rung_with_a_fixed_text(bob: Cli, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
 from tests.procs import PATIENCE_S, until
-from tests.reach.bells import PACKAGE, Cli, cli
-
-
-@pytest.fixture
-def bob(tmp_path: Path) -> Iterator[Cli]:
-    """Bob is a session of claude that waits at its prompt."""
-    with cli(tmp_path / "home") as made:
-        yield made
+from tests.reach.bells import PACKAGE, Cli
 
 
 def rewake(of: Cli) -> subprocess.Popen[str]:

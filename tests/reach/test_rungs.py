@@ -43,13 +43,6 @@ TEXT = ring_text(2)
 
 
 @pytest.fixture
-def bob(tmp_path: Path) -> Iterator[Cli]:
-    """Bob is a session of claude that waits at its prompt."""
-    with cli(tmp_path / "home") as made:
-        yield made
-
-
-@pytest.fixture
 def eve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """Eve is a session of codex; the program ``codex`` is a script of the test."""
     (tmp_path / "bin").mkdir()
