@@ -93,7 +93,7 @@ class HeldQueue:
         return [plan for plan in plans if plan is not None]
 
     def settle(self, result: ExecutionResult) -> None:
-        """What was not executed stays due; an inbox that refused a file is in the ledger."""
+        """Nothing: what was not executed stays due; an inbox that refused is in the ledger."""
 
     def _release(self, now: int) -> None:
         """Make throttled messages due once ``max_pending`` permits them."""
