@@ -245,7 +245,8 @@ def _preload() -> None:
     be_patient()
 
     modules = {*COMMANDS.values()} - {"relay.cli.audit"}
-    for module in (*sorted(modules), DAEMON, "rich.table", "relay.doctor"):
+    more = ("rich.table", "relay.doctor", "tests.reach.agent_loop")
+    for module in (*sorted(modules), DAEMON, *more):
         importlib.import_module(module)
     sys.modules["relay.cli.config"].TAKEN_S = PATIENCE_S  # type: ignore[attr-defined]
     gc.collect()

@@ -52,7 +52,10 @@ def _command(words: list[str]) -> tuple[click.Command | str, int]:
 
 def _texts(path: Path) -> Iterator[str]:
     """The texts of a source; what is computed in them is left out, and so is indented prose."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if "relay " in text else ():
+        if not isinstance(node, ast.JoinedStr | ast.Constant):
+            continue
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         found = [str(one.value) if isinstance(one, ast.Constant) else "…" for one in parts]
         yield "".join(found).replace("\n    ", "\n")

@@ -8,51 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from relay.reach.session import Session, load_session
+from tests import forks
 
 RELAY = [sys.executable, "-m", "relay"]
-# The agent CLI: it runs commands, and hooks in forks of itself, which has loaded what a hook loads.
-LOOP = """
-import json, os, subprocess, sys, tempfile, traceback
-from relay.base import discovery
-from relay.reach import bell, binding, context, evidence, hook, owed, report, session
-
-def fork(words, killed_at, given):
-    files = [tempfile.TemporaryFile() for _ in range(3)]
-    files[0].write(given)
-    files[0].seek(0)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            for number, file in enumerate(files):
-                os.dup2(file.fileno(), number)
-            hook.step = lambda name: name == killed_at and os.kill(os.getpid(), 9)
-            os._exit(hook.main(words))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    printed = []
-    for file in files[1:]:
-        file.seek(0)
-        printed.append(file.read())
-    return code, *printed
-
-def run(argv, given):
-    done = subprocess.run(argv, input=given, capture_output=True)
-    return done.returncode, done.stdout, done.stderr
-
-for line in sys.stdin:
-    call = json.loads(line)
-    given = call.pop("stdin").encode("latin-1")
-    code, out, err = (run if "argv" in call else fork)(*call.values(), given)
-    print(json.dumps([code, out.decode(), err.decode()]), flush=True)
-"""
+LOOP = "tests.reach.agent_loop"
 
 
 class Cli:
@@ -64,13 +28,12 @@ class Cli:
         self.root, self.session_id, self.vendor = root, session_id, vendor
         self.transcript = root.parent / f"{session_id}.jsonl"
         self.options = ["--home", str(root)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LOOP],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | env,
-            cwd=root.parent,
-        )
+        calls, theirs = os.pipe(), os.pipe()
+        words, streams = [str(root.parent)], (calls[0], theirs[1], 2)
+        self.process = forks.start(LOOP, words, os.environ | env, *streams)
+        os.close(calls[0])
+        os.close(theirs[1])
+        self._calls, self._answers = os.fdopen(calls[1], "wb"), os.fdopen(theirs[0], "rb")
         self.texts: list[str] = []  # what hooks printed
         self._printed: list[str] = []  # of these, what the model has not got yet
 
@@ -81,14 +44,12 @@ class Cli:
 
     def ask(self, **call: Any) -> None:
         """Begin to run a command (``argv``) or a hook (``words``)."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(call).encode() + b"\n")
-        self.process.stdin.flush()
+        self._calls.write(json.dumps(call).encode() + b"\n")
+        self._calls.flush()
 
     def answer(self) -> tuple[int, str, str]:
         """Wait for its end; exit status, stdout and stderr."""
-        assert self.process.stdout is not None
-        code, out, err = json.loads(self.process.stdout.readline())
+        code, out, err = json.loads(self._answers.readline())
         return code, out, err
 
     def hook(self, event: str, killed_at: str = "", **facts: Any) -> str:
@@ -159,8 +120,7 @@ class Cli:
         """SIGKILL."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        for pipe in (self._calls, self._answers):
             pipe.close()
 
 

@@ -17,14 +17,8 @@ import pytest
 from tests.fakes.harness import Harness
 from tests.procs import PATIENCE_S, Relay, relay, rows_of, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("waits")]
 VENDORS = ("claude", "codex")
-
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer as people do, who hear what becomes of it."""
-    monkeypatch.delenv("RELAY_NO_WAIT", raising=False)
 
 
 # A hook whose time for an answer is over when the file ``over`` is there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
@@ -118,14 +119,20 @@ def test_what_others_wrote_is_text(box: Box, client: TestClient, name: str) -> N
         assert visible(EVIL) in html.unescape(answer.text)
 
 
+@functools.cache
+def any_web() -> Web:
+    """Its templates are read once."""
+    return Web("/nowhere")
+
+
 @settings(max_examples=60)
 @given(st.text(min_size=1, max_size=80).filter(lambda text: text.strip() and "\0" not in text))
 @example(EVIL)
 @example("\ud800")
 def test_any_query_is_shown_as_it_was_given(text: str) -> None:
-    web = Web("/nowhere")
-    page = web._page("search", {"q": text, "filters": [], "rows": [], "note": text, "offset": 0,
-                                "limit": 1, "has_more": False}).body.decode()  # fmt: skip
+    facts = {"q": text, "filters": [], "rows": [], "note": text}
+    paged = {"offset": 0, "limit": 1, "has_more": False}
+    page = any_web()._page("search", facts | paged).body.decode()
     assert page.count("<script") == 1
     shown = html.unescape(re.search(r'<p class="note again">(.*?)</p>', page, re.S)[1])  # type: ignore[index]
     assert shown == visible(text, keep="\n\t").encode("utf-8", "replace").decode()
@@ -248,11 +255,10 @@ def test_whatever_a_row_has_is_text(text: str) -> None:
     """Names, ids, states, threads and bodies, whoever wrote them."""
     names = ("id", "from", "to", "kind", "status", "content", "thread")
     row = dict.fromkeys(names, text) | {"recipients": [text, text], "at": "2026-01-31T09:30:00Z"}
-    web = Web("/nowhere")
     facts = {"thread": text, "rows": [row], "has_more": False, "note": ""}
     one = {"thread": text, "count": 1, "names": [text], "last": row}
     for name, more in (("thread", facts), ("threads", {"threads": [one], "most": 1})):
-        page = web._page(name, more).body.decode()
+        page = any_web()._page(name, more).body.decode()
         assert page.count("<script") == 1
         addresses = re.findall(r'href="([^"]*)"', page)
         assert all(re.match(r"/|#main$", one) for one in addresses), addresses
