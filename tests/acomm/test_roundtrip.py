@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from relay.acomm import jsonl, model, sections, store_file
 from relay.acomm.check import check
-from relay.acomm.fields import Reader
 from relay.acomm.records import (
     MIN_CHANNEL,
     MIN_MESSAGE,
@@ -23,8 +22,6 @@ from relay.acomm.records import (
     encode_channel,
     encode_message,
     encode_subscription,
-    read_message,
-    read_messages,
 )
 from relay.base.errors import (
     FormatError,
@@ -38,7 +35,6 @@ from tests.acomm.support import (
     BAD,
     FIXTURES,
     GOOD,
-    MESSAGES,
     STEADY,
     STORES,
     golden,
@@ -64,16 +60,6 @@ def test_a_store_comes_back_equal(store: model.StoreFile, compress: bool) -> Non
     assert sealed.encrypted
     assert store_file.decrypt(store_file.decode(store_file.encode(sealed)), key, "it") == plain
     assert store_file.encode(store_file.encrypt(plain, key)) == store_file.encode(sealed)
-
-
-@STEADY
-@given(st.lists(MESSAGES, max_size=5))
-def test_many_messages_read_as_one_by_one(messages: list[model.Message]) -> None:
-    data = b"".join(map(encode_message, messages))
-    reader = Reader(data, "it")
-    one_by_one = [read_message(reader) for _ in messages]
-    reader.finish("the messages")
-    assert list(read_messages(Reader(data, "it"), len(messages))) == one_by_one == messages
 
 
 def test_long_texts_are_read_as_short_ones() -> None:

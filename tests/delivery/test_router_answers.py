@@ -228,47 +228,38 @@ def test_every_header_has_its_place() -> None:
     )
 
 
-def test_a_message_to_everybody_is_a_broadcast() -> None:
-    assert fields("TO: *\n\nhi").message_type is MessageType.BROADCAST
-    assert fields("TO: *\nPRIORITY: 1\n\nhi").message_type is MessageType.BROADCAST
-    assert fields("TO: *\nKIND: query\n\nhi").message_type is MessageType.QUERY
+OWN, T = uuid4_of(ID), uuid4_of("t")
+AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
+TOLD: list[tuple[str, dict[str, Any]]] = [
+    ("TO: *", {"message_type": MessageType.BROADCAST}),
+    ("TO: *\nPRIORITY: 1", {"message_type": MessageType.BROADCAST}),
+    ("TO: *\nKIND: query", {"message_type": MessageType.QUERY}),
+    (f"TO: bob\nTHREAD: {UUID}", {"correlation_id": UUID, "thread": UUID}),
+    # what expects an answer is a thread of its own
+    ("TO: bob\nKIND: command", {"correlation_id": OWN}),
+    ("TO: bob\nKIND: query", {"correlation_id": OWN}),
+    ("TO: bob\nDELIVERY: at-least-once", {"correlation_id": OWN}),
+    ("TO: bob\nDELIVERY: exactly-once", {"correlation_id": OWN}),
+    ("TO: bob\nAWAIT: 30s", {"correlation_id": OWN}),
+    ("TO: bob\nDELIVERY: at-most-once", {"correlation_id": None}),
+    ("TO: bob\nKIND: notification", {"correlation_id": None}),
+    ("TO: bob\nPRIORITY: 1", {"correlation_id": None}),
+    ("TO: bob\nKIND: command\nTHREAD: t", {"correlation_id": T}),
+    ("TO: bob\nAWAIT: 30s\nTHREAD: t", {"correlation_id": T}),
+    ("TO: bob\nPRIORITY: 1\nTHREAD: t", {"correlation_id": T}),
+    # who awaits an answer gets at least once
+    ("TO: bob\nAWAIT: 500ms", {"delivery": AT_LEAST_ONCE, "await_ms": 500}),
+    ("TO: bob\nDELIVERY: at-most-once\nAWAIT: 500ms", {"delivery": AT_LEAST_ONCE}),
+    ("TO: bob\nDELIVERY: at-least-once\nAWAIT: 500ms", {"delivery": AT_LEAST_ONCE}),
+    ("TO: bob\nDELIVERY: exactly-once\nAWAIT: 500ms", {"delivery": EXACTLY_ONCE}),
+]
 
 
-def test_a_thread_that_is_a_uuid_stays_one() -> None:
-    found = fields(f"TO: bob\nTHREAD: {UUID}\n\nhi")
-    assert (found.correlation_id, found.metadata["thread"]) == (UUID, UUID)
-
-
-@pytest.mark.parametrize(
-    ("header", "own"),
-    [
-        ("KIND: command", True),
-        ("KIND: query", True),
-        ("DELIVERY: at-least-once", True),
-        ("DELIVERY: exactly-once", True),
-        ("AWAIT: 30s", True),
-        ("DELIVERY: at-most-once", False),
-        ("KIND: notification", False),
-        ("PRIORITY: 1", False),
-    ],
-)
-def test_what_expects_an_answer_is_a_thread_of_its_own(header: str, own: bool) -> None:
-    assert fields(f"TO: bob\n{header}\n\nhi").correlation_id == (uuid4_of(ID) if own else None)
-    assert fields(f"TO: bob\n{header}\nTHREAD: t\n\nhi").correlation_id == uuid4_of("t")
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ("", "at-least-once"),
-        ("DELIVERY: at-most-once\n", "at-least-once"),
-        ("DELIVERY: at-least-once\n", "at-least-once"),
-        ("DELIVERY: exactly-once\n", "exactly-once"),
-    ],
-)
-def test_who_awaits_an_answer_gets_at_least_once(given: str, kept: str) -> None:
-    found = fields(f"TO: bob\n{given}AWAIT: 500ms\n\nhi")
-    assert (found.metadata["delivery"], found.metadata["await_ms"]) == (kept, 500)
+@pytest.mark.parametrize(("head", "told"), TOLD)
+def test_what_a_header_means_to_the_engine(head: str, told: dict[str, Any]) -> None:
+    found = fields(f"{head}\n\nhi")
+    for name, value in told.items():
+        assert getattr(found, name, found.metadata.get(name)) == value
 
 
 def test_an_answer_is_of_the_thread_that_it_answers() -> None:
