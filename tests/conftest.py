@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from relay.base.discovery import HOME_VARIABLE
 from relay.commstore.store import CommStore
-from relay.journal.plan import TierPolicy
+from relay.journal.tier_plan import TierPolicy
 from relay.ledger.ledger import Ledger
 from tests import forks
 from tests.box import HOMES, Box, MakeBox

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from relay.base.home import Home
     from relay.journal.catalog import Residency
     from relay.journal.journal import Journal
-    from relay.journal.plan import JobResult, JournalCommand, TierPolicy
+    from relay.journal.tier_plan import JobResult, JournalCommand, TierPolicy
     from relay.journal.tiers import Tiers
 
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
@@ -104,7 +104,7 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @control_options
 def seal(ctx: click.Context, /, **caller: Any) -> int:
     """Seal the active segment, so that it can be compressed, unless it is empty."""
-    from relay.journal.plan import SEAL, JournalCommand
+    from relay.journal.tier_plan import SEAL, JournalCommand
 
     place, as_json = _place(ctx, caller["home"]), caller["as_json"]
     if is_served(place.home):
@@ -151,7 +151,7 @@ def move(
     """
     from relay.daemon.journal_commands import carry_out
     from relay.journal.manifest_reader import read_manifest
-    from relay.journal.plan import JournalCommand, check_segments
+    from relay.journal.tier_plan import JournalCommand, check_segments
 
     place = _place(ctx, caller["home"], objects)
     if tier == 2 and not (objects or place.config.journal.objects):
@@ -227,7 +227,7 @@ def prune(
     store/base.acomm. --keep-age and --keep-bytes replace both limits of config.json.
     """
     from relay.daemon.journal_commands import carry_out, retention
-    from relay.journal.plan import PRUNE, JournalCommand
+    from relay.journal.tier_plan import PRUNE, JournalCommand
 
     place = _place(ctx, caller["home"], objects)
     order = JournalCommand(

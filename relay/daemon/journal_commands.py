@@ -16,10 +16,10 @@ from relay.base.errors import FormatError, JournalError
 from relay.base.home import BASE, STORE, Home
 from relay.daemon.opening import link_base, stream_dir
 from relay.delivery.eventlog import EventLog
-from relay.journal import plan
+from relay.journal import tier_plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.manifest_reader import checkpoint_offsets
-from relay.journal.plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
+from relay.journal.tier_plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 
 
@@ -28,7 +28,7 @@ def run_command(
 ) -> None:
     """Run a command in a running relay: a seal at once in the loop, any other in the tiers' thread.
     Errors: those of ``EventLog.seal``."""
-    if order.verb == plan.SEAL:
+    if order.verb == tier_plan.SEAL:
         events.seal()
         tiers.wake()  # a segment sealed by hand is moved on at once
     else:
@@ -40,7 +40,7 @@ def carry_out(home: Home, tiers: Tiers, clock: Clock, order: JournalCommand) -> 
 
     Errors: JournalError for an unknown segment, and for a prune without a limit.
     """
-    is_prune = order.verb == plan.PRUNE
+    is_prune = order.verb == tier_plan.PRUNE
     policy = retention(tiers.policy, order) if is_prune else tiers.policy
     below = safe_offset(home)
     if policy.keep_age_s is not None or policy.keep_bytes is not None:
@@ -68,7 +68,9 @@ def prunes(
     entries: Sequence[SegmentEntry], policy: TierPolicy, clock: Clock, below: int
 ) -> list[TierJob]:
     """Segments that retention would drop below an offset, oldest first, with the reason."""
-    return list(plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {})))
+    return list(
+        tier_plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {}))
+    )
 
 
 def safe_offset(home: Home) -> int:

@@ -43,8 +43,8 @@ from relay.engine.state import DeliveryRules, State
 from relay.journal.format import Record
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.manifest_reader import checkpoint_offsets, read_manifest
-from relay.journal.plan import TierPolicy
 from relay.journal.segment import SegmentPolicy
+from relay.journal.tier_plan import TierPolicy
 from relay.journal.tiers import Tiers
 
 if TYPE_CHECKING:

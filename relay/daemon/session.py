@@ -37,7 +37,7 @@ from relay.delivery.loop import Dispatcher
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.engine import Engine
-from relay.journal.plan import JournalCommand
+from relay.journal.tier_plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import wal
 from relay.ledger.ledger import Ledger

@@ -50,7 +50,7 @@ from relay.delivery.values import (
 )
 from relay.engine import rules
 from relay.engine.engine import Engine
-from relay.journal.plan import PRUNE, SEAL, VERBS, JournalCommand
+from relay.journal.tier_plan import PRUNE, SEAL, VERBS, JournalCommand
 
 TYPES = {
     "group": ChannelType.GROUP,

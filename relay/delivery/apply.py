@@ -11,7 +11,7 @@ is stored with it, which tells the retry that the command was carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from msgspec.structs import replace
@@ -89,7 +89,7 @@ class StoreWriter:
             return self._apply(refuse_fault(plan.inbound, exc, self._log))
 
     def _apply(self, plan: Plan) -> Applied:
-        """Store the message and the effect of an answer; carry out a command, store its reply."""
+        """Store the message and the effect of its answer, carry out its command, store replies."""
         stored: Message | None = None
         files, held = plan.files, list[HeldDelivery]()
         if plan.draft is not None and plan.inbound is not None:
@@ -104,7 +104,7 @@ class StoreWriter:
             waits = "not_before_ns" in (stored.metadata or ())
             if waits or self._store.deliveries.is_held(stored.id):
                 files, held = self._hold(stored, files, plan.inbound.seen_at)
-        effects = plan.effects
+        effects, own = plan.effects, plan.messages
         if plan.command is not None and not plan.command.is_done and stored is not None:
             given = self._orchestrator.carry_out(plan.command.message, plan.subject)
             effects = replace(given.effects, may_repeat=effects.may_repeat)
@@ -114,10 +114,15 @@ class StoreWriter:
             if self._store.messages.expects_ack(stored):
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
-            messages = (*_reply_of(plan.subject, given), *notices, *given.told)
-            files += self.store_messages(self._own_files(messages, stored))
-        if plan.messages:
-            files += tuple(self._own_files(plan.messages, stored))
+            own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
+        try:
+            files += tuple(self._own_files(own, stored))
+        except (*TRANSIENT_ERRORS, StateFault):
+            raise
+        except CommError as exc:
+            if stored is None or plan.inbound is None:
+                raise
+            raise StateFault(f"a reply cannot be stored: {exc}") from exc  # it is accepted
         return Applied(plan, files, tuple(held), effects)
 
     def _hold(
@@ -180,61 +185,35 @@ class StoreWriter:
 
     def _own_files(
         self, messages: Iterable[SystemMessage], stored: Message | None
-    ) -> list[OutgoingFile]:
-        """The files of messages of the relay's own, of those that somebody gets."""
-        files = (self._own_file(message, stored) for message in messages)
-        return [file for file in files if file is not None]
+    ) -> Iterator[OutgoingFile]:
+        """Store messages of the relay's own, each once; yields the files of those somebody gets.
 
-    def _own_file(self, own: SystemMessage, stored: Message | None) -> OutgoingFile | None:
-        """The file of a message of the relay's own; None if the store has it, for no recipient.
-
-        Its time is when it was first stored, possibly a day after the event it describes.
+        ``stored``: what they are about. One is left out if its topic's channel accepts none. Its
+        time is when it was first stored, possibly a day after the event it describes.
         """
-        message_id, message = own.message_id, own.message
-        kept, recipients = self._store.messages.find_by_relay_id(message_id), own.recipients
-        draft: Draft | None = None
-        if kept is None:
-            is_answer = (
-                own.is_answer and stored is not None and self._store.messages.expects_ack(stored)
-            )
-            at = max(own.at_ns, self._clock.now_ns())
-            draft = _own_draft(own, at, stored if is_answer else None)
-        else:
-            at = int((kept.metadata or {}).get("created_ns") or own.at_ns)
-            message = message._replace(body=kept.content)
-            known = self._store.messages.recipients(kept.id)
-            recipients = tuple([name for name in recipients if name in known])
-            if not recipients:
-                return None
-        label, checksum = SYSTEM if "TOPIC" in message.headers else None, sha256_hex(message.body)
-        data = render_delivered(message, message_id, ORCHESTRATOR, at, checksum, label)
-        number = kept.id if kept else 0
-        return OutgoingFile(message_id, number, data, recipients, is_own=True, draft=draft)
-
-    def store_messages(self, files: Sequence[OutgoingFile]) -> tuple[OutgoingFile, ...]:
-        """Store the relay's own messages among these, each once; returns the files to deliver.
-
-        Files that no agent gets are left out, and those whose channel accepts none.
-        Errors: CommError.
-        """
-        found: list[OutgoingFile] = []
-        for file in files:
-            if file.draft is not None:
+        for own in messages:
+            message, recipients, at = own.message, own.recipients, own.at_ns
+            kept = self._store.messages.find_by_relay_id(own.message_id)
+            if kept is None:
+                at = max(at, self._clock.now_ns())
+                asks = stored is not None and self._store.messages.expects_ack(stored)
+                draft = _own_draft(own, at, stored if own.is_answer and asks else None)
                 try:
-                    kept = self._store.messages.find_by_relay_id(file.message_id) or self._accept(
-                        file.draft, ORCHESTRATOR
-                    )
-                except (StoreFull, StoreCapacity):
-                    raise
-                except CommError:
-                    if file.draft.message.topic is None:
+                    kept = self._accept(draft, ORCHESTRATOR)
+                except CommError as exc:
+                    if draft.message.topic is None or isinstance(exc, TRANSIENT_ERRORS):
                         raise
                     continue  # paused or closed: no notices wanted
-                if not file.recipients:
-                    continue
-                file = replace(file, number=kept.id, draft=None)
-            found.append(file)
-        return tuple(found)
+            else:
+                at = int((kept.metadata or {}).get("created_ns") or at)
+                message = message._replace(body=kept.content)
+                known = self._store.messages.recipients(kept.id)
+                recipients = tuple([name for name in recipients if name in known])
+            if recipients:
+                label = SYSTEM if "TOPIC" in message.headers else None
+                checksum = sha256_hex(message.body)
+                data = render_delivered(message, own.message_id, ORCHESTRATOR, at, checksum, label)
+                yield OutgoingFile(own.message_id, kept.id, data, recipients, is_own=True)
 
 
 def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:

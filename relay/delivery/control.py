@@ -10,14 +10,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType
-from relay.agents.requests import Requester, read_request
+from relay.agents import run_files
+from relay.agents.requests import Requester, Spec, read_request
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base.config import SpawnSettings
-from relay.base.errors import CommError, MessageError, Refused
+from relay.base.errors import CommError, MessageError, Refused, UnsafePath
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
+from relay.delivery.file_ops import DiskFull
 from relay.delivery.filters import filter_of
 from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
@@ -63,6 +65,8 @@ class Orchestrator:
             request = read_request(message, requester, self._spawn)
             if isinstance(request, str):
                 return ControlReply(False, request)
+            if request.spec is not None:
+                self._save(request.spec)
             return ControlReply(None, effects=Effects(requests=(request,)))
         if message.kind is Kind.CONTINUITY:
             return saved_state.handle(message, message_id, sender, lead, self._states)
@@ -81,6 +85,14 @@ class Orchestrator:
         if self._exists(change):
             return replace(reply, told=self._notices_of_end(change, subject.at_ns))
         return ControlReply(False, f"there is no agent {change.name}: `relay agents` lists them")
+
+    def _save(self, spec: Spec) -> None:
+        """Write what is to be started into run/. Errors: DiskFull."""
+        try:
+            with self._states.home.dirs() as dirs:
+                run_files.save_spec(dirs, spec)
+        except (OSError, UnsafePath) as exc:
+            raise DiskFull(f"run/ cannot be written: {exc}") from exc
 
     def _no_session(self, name: str) -> str:
         """The reason why it is not known when an agent is idle; empty if it is known."""

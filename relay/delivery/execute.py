@@ -1,7 +1,7 @@
 """Execution of plans, the only writer of the pipeline: a batch is stored, staged, committed.
 
-    store     the engine takes the message, commands are carried out
-    stage     every file complete in inbox/.pending; then the relay's own messages are stored
+    store     the engine takes the message, commands are carried out, the relay's replies are stored
+    stage     every file complete in inbox/.pending
     commit    the events in the journal, one sync: from here on recovery finishes the work
     deliver   renamed into the inboxes
     complete  originals renamed into the archive; deliveries and archived rows in the ledger
@@ -13,15 +13,14 @@ Rows of renames and reads may be ahead of the journal until the turn ends. See d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState
-from relay.agents import run_files
 from relay.base.clock import NS_PER_S, Clock
-from relay.base.errors import CommError, StateFault, UnsafePath
+from relay.base.errors import CommError, StateFault
 from relay.base.home import Dirs
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
@@ -104,6 +103,17 @@ class PlanExecutor:
         self._log = log
         self._is_verbose = is_verbose  # a line of the log for each message
 
+    def execute_own(self, dirs: Dirs, plans: Sequence[Plan]) -> ExecutionResult:
+        """Execute plans of the relay's own, none while the disk takes no file: it may change them.
+
+        Errors: as ``execute``.
+        """
+        try:
+            file_ops.check_room(dirs)
+        except DiskFull as exc:
+            return ExecutionResult([], [Postponed(plan, exc) for plan in plans], [], [])
+        return self.execute(dirs, plans)
+
     def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
         """Execute plans, in batches of a limited number of deliveries.
 
@@ -141,15 +151,9 @@ class PlanExecutor:
         return result
 
     def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
-        begin, done = self._metrics.begin, list[Applied]()
-        waiting: list[tuple[Applied, str]] = []
+        begin = self._metrics.begin
         begin("stage")
-        for applied in batch:
-            try:
-                done.append(self._stage(dirs, applied))
-            except (DiskFull, CommError) as exc:
-                result.postponed.append(_postponed(applied.plan, exc))
-                waiting.append((applied, str(exc)))
+        done = [self._stage(dirs, applied) for applied in batch]
         staged_at = self._clock.now_ns()
         begin("commit")
         left = self._make_events(done, staged_at)
@@ -162,7 +166,7 @@ class PlanExecutor:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, left, waiting))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, left))
         result.executed.extend(done)
         self._count(done, delivered)
         if done:
@@ -171,40 +175,20 @@ class PlanExecutor:
     # -- stage -------------------------------------------------------------------------
 
     def _stage(self, dirs: Dirs, applied: Applied) -> Applied:
-        """Stage every file of a plan, then store the relay's own messages among them.
-
-        Errors: DiskFull, CommError; then nothing of it is staged.
-        """
-        for request in applied.effects.requests:
-            try:
-                if request.spec is not None:
-                    run_files.save_spec(dirs, request.spec)
-            except (OSError, UnsafePath) as exc:
-                raise DiskFull(f"run/ cannot be written: {exc}") from exc
+        """Stage every file of a plan; inboxes that cannot be written are noted."""
         files = tuple([self._without_delivered(file, applied.plan) for file in applied.files])
         undelivered: dict[tuple[str, str], str] = {}
-        staged: list[OutgoingFile] = []
-        try:
-            for file in files:
-                failed = file_ops.stage(dirs, file.message_id, file.data, file.recipients)
-                staged.append(file)
-                for recipient, reason in failed.items():
-                    undelivered[file.message_id, recipient] = reason
-            files = self._store_writer.store_messages(files)
-        except (DiskFull, CommError):
-            _unstage(dirs, staged)
-            raise
-        if len(files) < len(staged):
-            kept = {file.message_id for file in files}
-            _unstage(dirs, [file for file in staged if file.message_id not in kept])
-            undelivered = {key: why for key, why in undelivered.items() if key[0] in kept}
+        for file in files:
+            failed = file_ops.stage(dirs, file.message_id, file.data, file.recipients)
+            for recipient, reason in failed.items():
+                undelivered[file.message_id, recipient] = reason
         if undelivered or files != applied.files:
             return replace(applied, files=files, undelivered=undelivered)
         return applied
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash."""
-        if file.attempt or (plan.draft is not None and not file.is_own):  # stored just now
+        if file.attempt or plan.draft is not None:  # stored just now
             return file
         known = self._store.deliveries.of(file.number)
         left = tuple(
@@ -408,11 +392,6 @@ def _end_of(ended: EndedDelivery) -> DeliveryFacts:
     return DeliveryFacts(
         ended.message_id, ended.recipient, state, ended.attempt, last_error=ended.reason
     )
-
-
-def _unstage(dirs: Dirs, files: Iterable[OutgoingFile]) -> None:
-    for file in files:
-        file_ops.unstage(dirs, file.message_id, file.recipients)
 
 
 def _refused(

@@ -43,6 +43,10 @@ DUPLICATES = "duplicates"
 MOST_NAME_BYTES = 240  # leaves room for a number; the limit is 255
 
 
+PROBE = "room"  # a file that is made to see whether there is any
+NO_ROOM = "the disk takes no file"  # the reason of a delivery that is held for that
+
+
 class DiskFull(RelayError):
     """The disk is full; the message waits in its outbox."""
 
@@ -71,26 +75,34 @@ def render_delivered(
     return render(message, added)
 
 
+def check_room(dirs: Dirs) -> None:
+    """Errors: DiskFull while the disk takes no file."""
+    try:
+        folder = dirs.ensure("tmp")
+        fsio.remove(PROBE, folder)  # the relay was killed here
+        fsio.create(PROBE, bytes(4096), folder)
+        fsio.remove(PROBE, folder)
+    except UnsafePath:
+        return
+    except OSError as exc:
+        if exc.errno in fsio.DISK_ERRNOS:
+            raise DiskFull(f"{NO_ROOM}: {exc.strerror}") from exc
+
+
 def stage(dirs: Dirs, message_id: str, data: bytes, recipients: Iterable[str]) -> dict[str, str]:
     """Write the complete file into each recipient's ``inbox/.pending``.
 
-    Returns the reasons of failures by recipient; the others have the file. Errors: DiskFull when
-    the disk is full: then nothing of this message is left staged.
+    Returns the reasons of failures by recipient; the others have the file.
     """
     name = message_id + MSG_SUFFIX
-    done: list[str] = []
     failed: dict[str, str] = {}
     for recipient in recipients:
         try:
             _create(dirs, recipient, name, data)
-            done.append(recipient)
         except UnsafePath as exc:
             failed[recipient] = str(exc)
         except OSError as exc:
-            if exc.errno in fsio.DISK_ERRNOS:
-                unstage(dirs, message_id, done)
-                raise DiskFull(f"inbox of {recipient}: {exc.strerror}") from exc
-            failed[recipient] = f"inbox cannot be written: {exc.strerror}"
+            failed[recipient] = _refusal(exc)
     return failed
 
 
@@ -132,10 +144,15 @@ def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False)
     try:
         fsio.rename(name, pending, name, inbox)
     except FileNotFoundError as exc:
-        return "" if again else f"inbox cannot be written: {reason_of(exc)}"
+        return "" if again else _refusal(exc)
     except OSError as exc:
-        return f"inbox cannot be written: {reason_of(exc)}"
+        return _refusal(exc)
     return ""
+
+
+def _refusal(exc: OSError) -> str:
+    what = NO_ROOM if exc.errno in fsio.DISK_ERRNOS else "inbox cannot be written"
+    return f"{what}: {reason_of(exc)}"
 
 
 def reason_of(exc: OSError | UnsafePath) -> str:

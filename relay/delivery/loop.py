@@ -430,7 +430,7 @@ class Dispatcher:
             if due_ns is not None and due_ns <= self._clock.monotonic_ns():
                 plans = source.plans_due(dirs, self._statuses.directory())
                 if plans:
-                    result = self._executor.execute(dirs, plans)
+                    result = self._executor.execute_own(dirs, plans)
                     source.settle(result)
                     if result.postponed:
                         self._refusal = result.postponed[0].reason

@@ -181,7 +181,7 @@ class Notifier:
         if not plans:
             return ExecutionResult([], [], [], [])
         with self._home.dirs() as dirs:
-            return self._executor.execute(dirs, plans)
+            return self._executor.execute_own(dirs, plans)
 
 
 BATCH = 256  # answers in one turn

@@ -93,13 +93,11 @@ class LedgerWriter:
         dirs: Dirs,
         batch: list[Applied],
         left: list[DeliveryFacts],
-        waiting: list[tuple[Applied, str]],
     ) -> list[OutboxFile]:
         """Record a batch, and archive its originals.
 
-        ``left``: of which no event speaks, as of messages that have left the store; ``waiting``:
-        plans that are postponed, and why. Returns files that were put in the place of others
-        meanwhile: they are to be read.
+        ``left``: of which no event speaks, as of messages that have left the store. Returns files
+        that were put in the place of others meanwhile: they are to be read.
         """
         replaced: list[OutboxFile] = []
         plain: list[Applied] = []
@@ -113,7 +111,7 @@ class LedgerWriter:
             is_in_journal = not plan.refusal and plan.command is None
             (plain if is_in_journal else rest).append(applied)
         paths = self._archive_all(dirs, plain, replaced)
-        self.write(partial(self._record, batch, left, waiting, paths))
+        self.write(partial(self._record, batch, left, paths))
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -127,16 +125,13 @@ class LedgerWriter:
         self,
         batch: list[Applied],
         left: list[DeliveryFacts],
-        waiting: list[tuple[Applied, str]],
         paths: dict[str, str | None],
     ) -> None:
         """Record what only the ledger has; ``paths``: the originals that are archived already."""
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         senders = set[str]()
         done: list[str] = []
-        held = [
-            delivery for applied, why in waiting for delivery in self._held_with(applied, why, now)
-        ]
+        held: list[HeldDelivery] = []
         for applied in batch:
             inbound, plan = applied.plan.inbound, applied.plan
             if plan.answer is not None:
@@ -246,19 +241,6 @@ class LedgerWriter:
             for recipient in file.recipients
             if (file.message_id, recipient) in applied.undelivered
         ]
-        return held
-
-    def _held_with(self, applied: Applied, why: str, now: int) -> list[HeldDelivery]:
-        """The same of a plan that is postponed: what it delivers is tried with its file.
-
-        The relay's own messages that it has stored, as the reply to a command, need no file.
-        """
-        held = [*applied.held]
-        if applied.plan.inbound is not None:
-            later = now + FIRST_PAUSE_S * NS_PER_S
-            for file in applied.files:
-                due_at = later if file.is_own else None
-                held += [HeldDelivery(file.message_id, to, why, due_at) for to in file.recipients]
         return held
 
     def _late_answer(self, plan: Plan, answer: Answer) -> list[DeliveryFacts]:

@@ -20,7 +20,7 @@ from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
 from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
 from relay.delivery.execute import ExecutionResult
-from relay.delivery.file_ops import render_retry
+from relay.delivery.file_ops import NO_ROOM, render_retry
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
     FIRST_PAUSE_S,
@@ -148,16 +148,16 @@ class HeldQueue:
             return DeliveryState.BOUNCED, away
         since = max(held.staged_at, stored.not_before_ns if stored else 0)
         age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
-        was_tried = held.last_error != ACCEPTED and (
-            stored is None or held.last_error != waits_for(stored)
-        )
+        why = held.last_error or ""
+        is_ours = why == ACCEPTED or why.startswith(NO_ROOM)  # it fails for no fault of the inbox
+        was_tried = not is_ours and (stored is None or why != waits_for(stored))
         if was_tried and age_s >= self._config.delivery.give_up_after_s:
             what = (
                 "its channel did not release it"
                 if is_throttled
                 else "its inbox could not be written"
             )
-            return DeliveryState.DEAD, f"{what} for {age_s} s: {held.last_error}"
+            return DeliveryState.DEAD, f"{what} for {age_s} s: {why}"
         return None
 
     def _is_throttled(self, stored: Message) -> bool:

@@ -30,7 +30,7 @@ from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
 from relay.base.names import answer_id, message_id_of, shown
 from relay.engine.messages import NewMessage
-from relay.journal.plan import JournalCommand
+from relay.journal.tier_plan import JournalCommand
 from relay.ledger import CANCELLED
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
 from relay.ledger.deliveries import HeldDelivery
@@ -243,13 +243,12 @@ class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
     """One message to be written into inboxes."""
 
     message_id: str
-    number: int  # in the store; 0: a draft, this one or that of the same plan
+    number: int  # in the store; 0: of the plan's draft
     data: bytes  # the delivered file
     recipients: tuple[str, ...]
     attempt: int = 0  # of a delivery that is made again; 0 for the first
     pause_s: int = 0  # until an inbox that cannot be written is tried again; 0: as at first
     is_own: bool = False  # a message of the relay's own
-    draft: Draft | None = None  # the relay's own, to be stored once every file is staged
 
 
 class EndedDelivery(msgspec.Struct, frozen=True, gc=False):
@@ -401,7 +400,7 @@ NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """A plan, and what the store made of it. Its drafts are stored once the files are staged."""
+    """A plan, and what the store made of it."""
 
     plan: Plan
     files: tuple[OutgoingFile, ...]

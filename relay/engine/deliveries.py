@@ -364,6 +364,8 @@ class Deliveries:
             return False
         if message_id not in self._state.messages:
             return False
+        if delivery.state is DeliveryState.SENT and delivery.attempt == attempt:
+            return True  # it waits already
         sent = msgspec.structs.replace(
             delivery, state=DeliveryState.SENT, attempt=attempt, due_ms=0
         )

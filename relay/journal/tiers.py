@@ -27,14 +27,14 @@ from relay.base.errors import (
     RelayError,
     SegmentAway,
 )
-from relay.journal import plan
+from relay.journal import tier_plan
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.copies import LocalCopies, RemoteCopies
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
 from relay.journal.segment import FileSource, SegmentSource
+from relay.journal.tier_plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
 from relay.journal.warm import WarmSegment
 
 WORKER_NICE = 10  # of 19: agents come first, yet the work gets done
@@ -184,7 +184,7 @@ class Tiers:
 
     def prunes(self) -> list[TierJob]:
         """The prune jobs that are due now, oldest first."""
-        return list(plan.prunes(self.entries(), self.policy, self._plan_inputs()))
+        return list(tier_plan.prunes(self.entries(), self.policy, self._plan_inputs()))
 
     def hydrate(self, segment_id: int) -> bool:
         """Restore a segment to Tier 0, from the nearest good copy; False if it is there and whole.
@@ -222,21 +222,21 @@ class Tiers:
             return FileSource(self._copies.tier0(entry))
 
     def run(self, verb: str, segment_ids: Sequence[int] = ()) -> Iterator[JobResult]:
-        """Run a command of ``plan.COMMAND_JOBS``, for these segments or all that it would change.
+        """Run a command of ``COMMAND_JOBS``, for these segments or all that it would change.
 
         Oldest first. A failure is the result's ``error``, and the next segment is tried.
         Errors: JournalError for a segment that does not exist or is not sealed.
         """
         entries = {entry.segment_id: entry for entry in self.entries()}
-        plan.check_segments(entries, segment_ids)
-        due = [n for n, entry in entries.items() if plan.is_due(verb, entry, self.safe_offset)]
-        kind, done = plan.COMMAND_JOBS[verb]
+        tier_plan.check_segments(entries, segment_ids)
+        due = [n for n, entry in entries.items() if tier_plan.is_due(verb, entry, self.safe_offset)]
+        kind, done = tier_plan.COMMAND_JOBS[verb]
         for number in segment_ids or due:
             try:
                 if kind is None:
                     self.hydrate(number)
                 else:
-                    self.run_job(TierJob(kind, entries[number], plan.REQUESTED))
+                    self.run_job(TierJob(kind, entries[number], tier_plan.REQUESTED))
             except (RelayError, OSError) as exc:
                 yield JobResult(number, "", exc)
             else:
@@ -289,10 +289,10 @@ class Tiers:
                 text = f"delete {deleting[entry.segment_id]}"
                 yield _Task(text, _STORE, text, partial(self._tier2().delete, entry))
         for jobs in (
-            plan.evictions(entries, policy, inputs),
-            plan.compressions(entries, policy, inputs),
-            plan.uploads(entries, policy),
-            plan.prunes(entries, policy, inputs),
+            tier_plan.evictions(entries, policy, inputs),
+            tier_plan.compressions(entries, policy, inputs),
+            tier_plan.uploads(entries, policy),
+            tier_plan.prunes(entries, policy, inputs),
         ):
             for job in jobs:
                 key = f"{job.kind} {job.entry.segment_id}"
@@ -365,7 +365,7 @@ class Tiers:
     def _evict(self, entry: SegmentEntry, kind: JobKind) -> None:
         """Evict a local copy, once the other is verified."""
         tier = Residency.TIER0 if kind is JobKind.EVICT_TIER0 else Residency.TIER1
-        blocker = plan.eviction_blocker(entry, tier, self.safe_offset)
+        blocker = tier_plan.eviction_blocker(entry, tier, self.safe_offset)
         if blocker:
             raise JournalError(f"segment {entry.segment_id} cannot be evicted: {blocker}")
         if tier is Residency.TIER0 and entry.residency & Residency.TIER1:

@@ -31,7 +31,7 @@ class HeldDelivery(NamedTuple):
     message_id: str
     recipient: str
     reason: str
-    due_at: int | None  # None: with the file of its message
+    due_at: int
 
 
 class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):

@@ -69,7 +69,6 @@ SELECT min(d.message_id), d.recipient, count(*), min(coalesce(d.staged_at, m.dis
     max(d.last_error)
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.state = 'held' AND coalesce(d.last_error, '') NOT LIKE 'not before %'
-    AND m.status <> 'pending'
 GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
 _UNREAD_SINCE = """
 SELECT recipient, min(written_at), count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"""

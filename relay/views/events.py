@@ -48,6 +48,16 @@ SELECT a.id, a.at, a.message_id, a.recipient, a.old_status, a.new_status, a.atte
 FROM audit_log AS a LEFT JOIN messages AS m ON m.message_id = a.message_id
 WHERE a.id > ? ORDER BY a.id LIMIT ?
 """
+NOT_REACHED = ("held", "bounced")  # what a delivery may be instead of written
+_FIRST_STATES = """
+SELECT d.recipient, d.last_error, coalesce(a.old_status, d.state) AS state
+FROM deliveries AS d LEFT JOIN (
+    SELECT recipient, old_status, min(id) FROM audit_log WHERE message_id = :id
+        AND old_status IN ('held', 'staged', 'written', 'read', 'acked', 'bounced')
+    GROUP BY recipient
+) AS a USING (recipient)
+WHERE d.message_id = :id ORDER BY 3, 1
+"""
 _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE id > ? LIMIT ?"
 
 
@@ -95,35 +105,42 @@ class EventCursor:
         return sorted(events, key=itemgetter("at_ns"))
 
     def _changes(self, rows: list[sqlite3.Row]) -> Iterator[dict[str, Any]]:
-        delivered = {row["message_id"]: row["id"] for row in rows if _is_delivered(row)}
         for row in rows:
             self._audit = row["id"]
-            recipient, new = row["recipient"], row["new_status"]
-            is_delivered = _is_delivered(row)
-            if recipient and new == "written" and row["id"] < delivered.get(row["message_id"], 0):
-                continue  # it was held until its message could be delivered
-            yield {
+            new = row["new_status"]
+            event = {
                 "at_ns": row["at"],
-                "event": "delivered" if is_delivered else _event_name(row),
+                "event": _event_name(row),
                 "status": new,
                 "before": row["old_status"],
                 "message_id": row["message_id"],
                 "from": row["agent_name"],
-                "to": recipient or row["target"],
-                "recipients": self._recipients(row) if is_delivered else None,
+                "to": row["recipient"] or row["target"],
+                "recipients": None,
                 "kind": row["message_type"],
                 "attempt": row["attempt"],
                 "who": row["who"],
                 "path": row["file_path"],
                 "detail": row["last_error"] if new == "failed" else self._reason(row, new),
             }
+            if not _is_delivered(row):
+                yield event
+                continue
+            for name, recipients, reason in self._first_results(row["message_id"]):
+                yield event | {"event": name, "recipients": recipients, "detail": reason}
 
-    def _recipients(self, row: sqlite3.Row) -> list[str]:
-        found = self._db.execute(
-            "SELECT recipient FROM deliveries WHERE message_id = ? ORDER BY 1",
-            (row["message_id"],),
-        )
-        return [row[0] for row in found]
+    def _first_results(self, message_id: str) -> Iterator[tuple[str, list[str], str | None]]:
+        """Yield (event, recipients, reason) of a message that was accepted: who got it, and not.
+
+        The first change of a delivery tells what it was before, else it is that still.
+        """
+        first: dict[str, list[sqlite3.Row]] = {}
+        for row in self._db.execute(_FIRST_STATES, {"id": message_id}):
+            name = row["state"] if row["state"] in NOT_REACHED else "delivered"
+            first.setdefault(name, []).append(row)
+        for name, found in (first or {"delivered": list[sqlite3.Row]()}).items():
+            reason = None if name == "delivered" else found[0]["last_error"]
+            yield name, [row["recipient"] for row in found], reason
 
     def _reason(self, row: sqlite3.Row, new: str) -> str | None:
         if new == "written" and (row["attempt"] or 1) > 1:

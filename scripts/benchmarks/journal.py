@@ -22,8 +22,8 @@ from isal.isal_zlib import crc32
 from relay.base.clock import Clock
 from relay.journal.format import RECORD
 from relay.journal.journal import Append, Journal
-from relay.journal.plan import JobKind, TierJob, TierPolicy
 from relay.journal.segment import FIRST_RECORD, SegmentPolicy, segment_path
+from relay.journal.tier_plan import JobKind, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 from relay.journal.warm import Dictionaries, WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed

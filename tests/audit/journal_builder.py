@@ -9,8 +9,8 @@ from relay.engine import events
 from relay.engine.events import VERSION, Checkpoint, Event, EventCodec, EventRecord, Start
 from relay.journal.format import RecordFlag
 from relay.journal.journal import Append, Journal
-from relay.journal.plan import JobKind, TierJob, TierPolicy
 from relay.journal.segment import SegmentPolicy
+from relay.journal.tier_plan import JobKind, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 from tests.audit.home_builder import START_NS, START_S
 from tests.fakes import FakeClock

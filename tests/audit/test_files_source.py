@@ -9,7 +9,7 @@ from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit.sources import home_files
 from relay.audit.sources.home_files import FileUnit, VerifiedFile, verify
-from relay.journal.plan import JobKind
+from relay.journal.tier_plan import JobKind
 from tests.audit.home_builder import START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 

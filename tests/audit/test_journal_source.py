@@ -30,7 +30,7 @@ from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
 from relay.engine import events
 from relay.engine.events import EventRecord
-from relay.journal.plan import JobKind
+from relay.journal.tier_plan import JobKind
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
 from tests.audit.source_rows import rows_of

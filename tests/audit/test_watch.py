@@ -24,7 +24,7 @@ from relay.base import crypto, fsio
 from relay.base.errors import HomeMissing, RelayError, SealedStore
 from relay.engine import events
 from relay.engine.events import EventCodec
-from relay.journal.plan import JobKind
+from relay.journal.tier_plan import JobKind
 from tests.audit import busy_relay
 from tests.audit.home_builder import START_NS, START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent

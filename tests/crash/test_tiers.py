@@ -8,7 +8,7 @@ import pytest
 
 from relay.base import fsio
 from relay.journal.catalog import Residency
-from relay.journal.plan import TierPolicy
+from relay.journal.tier_plan import TierPolicy
 from tests.disk import killed_before
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 

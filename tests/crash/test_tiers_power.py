@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.journal.plan import TierPolicy
+from relay.journal.tier_plan import TierPolicy
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.power import Cut, Durable, Power, build
 

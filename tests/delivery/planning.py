@@ -64,12 +64,7 @@ class Table:
 
     def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
         """Plan it, and apply the plan to the store."""
-        return self.apply(self.plan(text, *args, **kwargs))
-
-    def apply(self, plan: Plan) -> Applied:
-        """Apply it, and store the relay's own messages as if their files were staged."""
-        work = self.writer.apply(plan)
-        return replace(work, files=self.writer.store_messages(work.files))
+        return self.writer.apply(self.plan(text, *args, **kwargs))
 
 
 def read(text: str, sender: str, number: int) -> Inbound:

@@ -21,7 +21,7 @@ from relay.delivery.actions import ACTIONS, SETTINGS
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.engine import Engine
-from relay.journal.plan import JournalCommand
+from relay.journal.tier_plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, send
 from tests.fakes import FakeClock
 

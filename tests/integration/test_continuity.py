@@ -226,7 +226,7 @@ def test_a_damaged_file_in_the_inbox_is_named_as_it_is(box: Box) -> None:
 
 def test_a_disk_that_takes_nothing_greets_later(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
-    with failing("write", ".msg"):
+    with failing("write"):
         assert not box.dispatcher.notifier.send_resume_message("bob", "start 1")
     assert len(box.inbox("bob")) == 1
     assert box.dispatcher.notifier.send_resume_message("bob", "start 1")

@@ -1,26 +1,29 @@
-"""A full disk: messages wait in their outboxes and go on by themselves."""
+"""A full disk: what is accepted waits for its inbox, and goes on by itself."""
 
 from __future__ import annotations
 
 import pytest
 
+from relay.base.errors import StoreFull
 from tests.box import Box
 from tests.disk import failing
 from tests.ledger.support import statements
 
 
 @pytest.mark.shows("ready 1.6")
-def test_a_message_waits_in_its_outbox_and_continues_by_itself(box: Box) -> None:
-    name = box.name()
+def test_a_message_is_held_and_delivered_when_there_is_room(box: Box) -> None:
     with failing("create"):
-        sent = box.send("alice", "TO: *\n\nhi", name)
-        assert box.row(sent)["status"] == "pending"
-        assert "No space left" in box.row(sent)["last_error"]
-        assert box.outbox("alice") == [name]
+        sent = box.send("alice", "TO: *\n\nhi")
+        assert box.states(sent) == dict.fromkeys(("bob", "carol", "operator"), "held")
+        assert box.sql("SELECT DISTINCT last_error FROM deliveries") == [
+            ("the disk takes no file: No space left on device",)
+        ]
         assert not list(box.path("agents").glob("*/inbox/.pending/*"))
-        box.after(1, turns=1)
-        assert box.row(sent)["retry_count"] == 2
-    box.after(2, turns=1)
+        events = box.store.sequence
+        for pause_s in (1, 2, 3):
+            box.after(pause_s, turns=1)
+        assert box.store.sequence == events  # the journal grows by no try
+    box.after(7, turns=1)
     assert box.states(sent) == {"bob": "written", "carol": "written", "operator": "written"}
     box.flush()
     assert box.row(sent)["status"] == "archived"
@@ -28,7 +31,7 @@ def test_a_message_waits_in_its_outbox_and_continues_by_itself(box: Box) -> None
 
 
 @pytest.mark.shows("ready 1.6")
-def test_what_a_full_disk_postpones_is_one_transaction(box: Box) -> None:
+def test_what_a_full_disk_holds_is_one_transaction(box: Box) -> None:
     def turn(files: int) -> int:
         for number in range(files):
             box.drop("alice", f"TO: bob\n\n{number}")
@@ -36,9 +39,7 @@ def test_what_a_full_disk_postpones_is_one_transaction(box: Box) -> None:
 
     with failing("create"):
         assert turn(100) == turn(10)
-    assert box.sql("SELECT status, retry_count, count(*) FROM messages GROUP BY 1, 2") == [
-        ("pending", 1, 110)
-    ]
+    assert box.sql("SELECT state, count(*) FROM deliveries GROUP BY 1") == [("held", 110)]
     box.after(60, turns=3)
     assert len(box.inbox("bob")) == 110
 
@@ -60,21 +61,24 @@ def test_a_rename_that_finds_no_room_leaves_no_copy_in_pending(box: Box) -> None
     assert box.inbox("bob")[sent].headers["ATTEMPT"] == "1"
 
 
-def test_retries_and_notices_pause_and_are_made_when_there_is_room(box: Box) -> None:
-    with box.broken_inbox("bob"):
-        held = box.send("alice", "TO: bob\n\nheld")
-    silent = box.send("alice", "TO: carol\nDELIVERY: at-least-once\n\nsilent")
-    box.take("carol", silent)
-    with failing("create"):
-        box.after(62)
-        assert box.states(held) == {"bob": "held"}
+def test_retries_and_notices_pause_while_the_store_takes_none(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
+    box.take("bob", sent)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("the store is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(box.store.messages, "accept", full)
+        box.after(1801)
         box.after(30)
+        assert box.bodies("alice") == []
     box.after(2)
-    assert box.states(held) == {"bob": "written"}
-    assert box.inbox("carol")[silent].headers["ATTEMPT"] == "2"
+    assert [m.kind for m in box.inbox("bob").values()] == ["reminder"]
     logged = [line["event"] for line in box.log if line["event"].startswith("Retries and notices")]
-    *refused, again = logged  # a line for each reason, not for each of 92 tries
-    assert [line.partition(": ")[2] for line in refused] == [
-        f"inbox of {name}: No space left on device" for name in ("bob", "carol")
+    assert logged == [  # once, and not with each of thirty tries
+        "Retries and notices cannot be written, trying again: the store is full",
+        "Retries and notices are written again",
     ]
-    assert again == "Retries and notices are written again"

@@ -13,7 +13,7 @@ import pytest
 from relay.base.errors import JournalError, SegmentAway
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.manifest_reader import chunk_path, is_chunk_uploaded
-from relay.journal.plan import JobKind, TierJob, TierPolicy, local_bytes
+from relay.journal.tier_plan import JobKind, TierJob, TierPolicy, local_bytes
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 from tests.s3_server import BUCKET, objects, s3_server

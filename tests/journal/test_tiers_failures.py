@@ -9,7 +9,7 @@ import pytest
 from relay.base.errors import FormatError, JournalError, ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.manifest_format import ManifestType, Reason
-from relay.journal.plan import JobKind, TierJob
+from relay.journal.tier_plan import JobKind, TierJob
 from tests.disk import fail
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 

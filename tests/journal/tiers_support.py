@@ -11,8 +11,8 @@ from relay.journal.journal import Append, Journal
 from relay.journal.manifest_format import ManifestType
 from relay.journal.manifest_reader import read_manifest
 from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
-from relay.journal.plan import TierPolicy
 from relay.journal.segment import SegmentPolicy
+from relay.journal.tier_plan import TierPolicy
 from relay.journal.tiers import Tiers
 from tests.fakes import FakeClock
 from tests.journal.payloads import payload
