@@ -29,8 +29,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.as_fork import LIMITS, ask
+
 MOST_BYTES = 1 << 18
-LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
 PROJECT = Path(__file__).resolve().parent.parent
 CLI, DAEMON = "relay.cli", "relay.daemon.process"  # each has a main
 READY_FD = 3
@@ -82,20 +83,10 @@ def start(
     module: str, words: list[str], environment: dict[str, str], *streams: int, ready: int = -1
 ) -> Fork:
     """Start a process with these streams; ``ready`` is its descriptor 3."""
-    answer, theirs = os.pipe()
-    request = {
-        "module": module,
-        "words": words,
-        "environment": environment,
-        "directory": os.getcwd(),
-        "umask": _umask(),
-        "limits": [resource.getrlimit(limit) for limit in LIMITS],
-    }
-    fds = [theirs, *streams, *([ready] if ready >= 0 else [])]
-    try:
-        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
-    finally:
-        os.close(theirs)
+    given = [*streams, *([ready] if ready >= 0 else [])]
+    server = _server()
+    with _lock:  # it sets the umask, to read it
+        answer = ask(server, module, words, environment, given)
     return Fork(words, answer)
 
 
@@ -127,11 +118,23 @@ def _text(data: bytes) -> str:
     return data.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _umask() -> int:
-    with _lock:
-        mask = os.umask(0o077)
-        os.umask(mask)
-    return mask
+def command(folder: Path) -> int:
+    """Put a ``relay`` into the folder that runs as such a process; the descriptor it needs.
+
+    A shell is to inherit it. In a process that did not, `relay` starts anew; and so does what
+    looks at the process that started it.
+    """
+    fd = _server().fileno()
+    anew = f'exec {sys.executable} -m relay "$@"'
+    lines = (
+        "#!/bin/sh",
+        f"[ -S /proc/self/fd/{fd} ] || {anew}",
+        f"case $1 in bell | hook | up | wake) {anew} ;; esac",
+        f'exec {sys.executable} -ISs {PROJECT}/tests/as_fork.py {fd} "$@"',
+    )
+    (folder / "relay").write_text("\n".join(lines))
+    (folder / "relay").chmod(0o755)
+    return fd
 
 
 def _server() -> socket.socket:

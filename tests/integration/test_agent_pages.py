@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_pages import blocks, comparable, expected_code
+from tests.integration.test_pages import Person, blocks, check_output, expected_code
 from tests.integration.test_pages import person as person
 from tests.procs import PROJECT
 
@@ -38,22 +38,19 @@ def typed(line: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["claude-code.md", "codex.md", "gemini.md", "agy.md"])
-def test_from_nothing_to_two_agents_that_talk(name: str, person: dict[str, str]) -> None:
+def test_from_nothing_to_two_agents_that_talk(name: str, person: Person) -> None:
     page = blocks(PROJECT / "docs" / name, NOTHING)
-    sockets = Path(person["HOME"], "sockets")
+    sockets = Path(person.env["HOME"], "sockets")
     sockets.mkdir()
-    env = person | {"PATH": f"{FAKES}:{person['PATH']}", "FAKE_SOCKETS": str(sockets)}
+    more = {"PATH": f"{FAKES}:{person.env['PATH']}", "FAKE_SOCKETS": str(sockets)}
     lines = [(i, line) for i, one in enumerate(page) for line in one.lines]
     if name not in ("gemini.md", "agy.md"):  # they are not woken
         lines = [
             (i, ANSWERED + line if line.startswith("relay tail") else line) for i, line in lines
         ]
     script = "\n".join(f"{typed(line)}\nprintf '\\001%s\\001\\n' $?" for _, line in lines)
-    done = subprocess.run(
-        ["bash", "-c", f"{script}\nkill $(jobs -p)"], env=env, cwd=person["HOME"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    *parts, _ = re.split("\001\n", done.stdout)
+    text = person.paste(f"{script}\nkill $(jobs -p)", **more)
+    *parts, _ = re.split("\001\n", text)
     shown: dict[int, list[str]] = {}
     for (i, line), part in zip(lines, parts, strict=True):
         printed, _, code = part.rpartition("\001")
@@ -63,13 +60,8 @@ def test_from_nothing_to_two_agents_that_talk(name: str, person: dict[str, str])
             assert re.search(r"acked .* operator -> bob +\(completed: no remarks\)", printed)
         if "wake test" in line:
             assert "in context" in printed, printed
-    assert "Traceback" not in done.stdout
-    for i, block in enumerate(page):
-        output = iter([comparable(line, person["HOME"]) for line in shown.get(i, [])])
-        for wanted in block.output:
-            line = comparable(wanted, person["HOME"])
-            found = wanted == "…" or any(line == one for one in output)
-            assert found, f"{block.lines}\nprints no line\n{wanted}\nbut\n" + "\n".join(shown[i])
+    assert "Traceback" not in text
+    check_output(page, shown, person.env["HOME"])
 
 
 @pytest.mark.slow

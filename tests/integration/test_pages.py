@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import forks
 from tests.procs import PROJECT
 
 # Commands that take minutes, change the machine, or need programs that may not be there.
@@ -72,16 +73,41 @@ def comparable(text: str, root: str) -> str:
     return text.strip()
 
 
+def check_output(page: list[Block], shown: dict[int, list[str]], root: str) -> None:
+    """What the page has below each block is among the lines shown, in this order."""
+    for i, block in enumerate(page):
+        output = iter([comparable(line, root) for line in shown.get(i, [])])
+        for wanted in block.output:
+            found = wanted == "…" or any(comparable(wanted, root) == line for line in output)
+            assert found, f"{block.lines}\nprints no line\n{wanted}\nbut\n" + "\n".join(shown[i])
+
+
+class Person(NamedTuple):
+    """A person's environment, and a descriptor that their shell inherits (``tests.forks``)."""
+
+    env: dict[str, str]
+    fd: int
+
+    def paste(self, script: str, **more: str) -> str:
+        """What a shell prints of these lines."""
+        done = subprocess.run(
+            ["bash"], input=script, env=self.env | more, cwd=self.env["HOME"], text=True,
+            pass_fds=[self.fd], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+
 @pytest.fixture
-def person() -> Iterator[dict[str, str]]:
-    """The environment of a person with an empty home directory, whose relays are stopped."""
+def person(tmp_path: Path) -> Iterator[Person]:
+    """A person with an empty home directory, whose relays are stopped."""
     root = tempfile.mkdtemp(prefix="relay-", dir="/tmp")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"HOME": root, "PATH": path, "PYTHONPATH": str(PROJECT), "TERM": "dumb"}
-    yield variables
+    fd = forks.command(tmp_path)
+    yield Person(variables, fd)
     for ledger in Path(root).rglob("ledger.db"):
         down = ["relay", "--home", ledger.parent, "down"]
-        subprocess.run(down, env=variables, check=False, capture_output=True)
+        subprocess.run(down, env=variables, pass_fds=[fd], check=False, capture_output=True)
     while os.path.exists(root):  # a bell writes its log until it sees that its session has ended
         shutil.rmtree(root, ignore_errors=True)
         time.sleep(0.1)
@@ -89,17 +115,14 @@ def person() -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/tasks.md"])
-def test_the_commands_of_a_page_do_what_it_says(name: str, person: dict[str, str]) -> None:
+def test_the_commands_of_a_page_do_what_it_says(name: str, person: Person) -> None:
     """Each ends with the exit code of its comment, else 0, and prints what is below it."""
     page = blocks(PROJECT / name)
     lines = [(i, line) for i, one in enumerate(page) for line in one.lines]
     pasted = [(i, line) for i, line in lines if not LEFT_OUT.match(line)]
     script = "\n".join(f"{line}\nprintf '\\001%s\\001\\n' $?" for _, line in pasted)
-    done = subprocess.run(
-        ["bash"], input=script, env=person, cwd=person["HOME"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    *parts, _ = re.split("\001\n", done.stdout)
+    text = person.paste(script)
+    *parts, _ = re.split("\001\n", text)
     shown: dict[int, list[str]] = {}
     codes = []
     for (i, line), part in zip(pasted, parts, strict=True):
@@ -108,11 +131,5 @@ def test_the_commands_of_a_page_do_what_it_says(name: str, person: dict[str, str
         shown.setdefault(i, []).extend(printed.splitlines())
     for line, code, printed in codes:
         assert code == expected_code(line), f"{line}\n{printed}"
-    assert "Traceback" not in done.stdout
-    for i, block in enumerate(page):
-        output = iter([comparable(line, person["HOME"]) for line in shown.get(i, [])])
-        for wanted in block.output:
-            if wanted == "…":
-                continue
-            found = any(comparable(wanted, person["HOME"]) == line for line in output)
-            assert found, f"{block.lines}\nprints no line\n{wanted}\nbut\n" + "\n".join(shown[i])
+    assert "Traceback" not in text
+    check_output(page, shown, person.env["HOME"])
