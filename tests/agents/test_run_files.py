@@ -97,13 +97,6 @@ def test_one_that_filled_it_and_ended_is_cut_all_the_same(home: Home, log: Path)
     assert rotator.due_ns() is None
 
 
-def test_what_a_crash_left_of_a_copy_is_begun_again(home: Home, log: Path) -> None:
-    log.write_bytes(b"a" * MOST + b"b")
-    (log.parent / "w.log.part").write_bytes(b"half of it")  # killed here
-    rotate(home, "w", MOST, 2)
-    assert (log.parent / "w.log.1").read_bytes() == b"a" * MOST + b"b"
-
-
 def test_killed_at_any_step_nothing_of_the_log_is_lost(home: Home, log: Path) -> None:
     data = os.urandom(MOST + 1000)
     for kill_at in range(10):
