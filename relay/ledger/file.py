@@ -421,6 +421,7 @@ def install_copy(temp: str, target: str, *, replace: bool) -> None:
                 f"{target} exists already", hint="name another file, or use --force"
             ) from None
         os.unlink(temp)
+    remove(temp, *LEFTOVERS)  # of who verified it
     fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
 
 

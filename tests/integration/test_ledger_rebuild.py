@@ -200,3 +200,5 @@ def test_D2_in_words(tmp_path: Path) -> None:
     first, *more = done.stdout.splitlines()
     assert first.startswith("rebuilt from the journal, the previous ledger is ")
     assert all(line.startswith("not restored: ") for line in more) and len(more) == 6
+    left = {path.name for path in (tmp_path / "home").glob("ledger.db*")}
+    assert left == {"ledger.db", "ledger.db.before-rebuild"}
