@@ -140,6 +140,7 @@ def rewake(root: str, session_id: str) -> int:
         return 0
 
     def rung(*_: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one is enough
         raise _Woken
 
     def replaced(*_: object) -> None:
@@ -162,7 +163,6 @@ def rewake(root: str, session_id: str) -> int:
             time.sleep(5)
         return 0
     except _Woken:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return _wake(root, session)
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
