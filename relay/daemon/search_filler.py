@@ -37,7 +37,7 @@ from relay.search.index import (
 LINGER_NS = NS_PER_S // 5  # after a commit: several share a batch
 FIRST_NS = NS_PER_S // 2  # after the start, which has other work
 BUSY_NS = NS_PER_S  # another process fills it
-AFTER_FAILURE_NS = 600 * NS_PER_S  # a full disk, a damaged archive
+AFTER_FAILURE_NS = 60 * NS_PER_S  # a full disk, a damaged archive
 NEVER_NS = 3600 * NS_PER_S
 PAUSE_S = 0.01
 PAUSE_FACTOR = 4
