@@ -50,13 +50,13 @@ WHERE a.id > ? ORDER BY a.id LIMIT ?
 """
 NOT_REACHED = ("held", "bounced")  # what a delivery may be instead of written
 _FIRST_STATES = """
-SELECT d.recipient, d.last_error, coalesce(a.old_status, d.state) AS state
+SELECT d.recipient, d.last_error, coalesce(a.old_status, d.state) AS first_state
 FROM deliveries AS d LEFT JOIN (
     SELECT recipient, old_status, min(id) FROM audit_log WHERE message_id = :id
         AND old_status IN ('held', 'staged', 'written', 'read', 'acked', 'bounced')
     GROUP BY recipient
 ) AS a USING (recipient)
-WHERE d.message_id = :id ORDER BY 3, 1
+WHERE d.message_id = :id ORDER BY first_state IN ('held', 'bounced'), first_state, 1
 """
 _SECURITY = "SELECT id, at, kind, agent, path, detail FROM security_events WHERE id > ? LIMIT ?"
 
@@ -136,7 +136,8 @@ class EventCursor:
         """
         first: dict[str, list[sqlite3.Row]] = {}
         for row in self._db.execute(_FIRST_STATES, {"id": message_id}):
-            name = row["state"] if row["state"] in NOT_REACHED else "delivered"
+            state = row["first_state"]
+            name = state if state in NOT_REACHED else "delivered"
             first.setdefault(name, []).append(row)
         for name, found in (first or {"delivered": list[sqlite3.Row]()}).items():
             reason = None if name == "delivered" else found[0]["last_error"]

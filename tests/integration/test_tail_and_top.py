@@ -14,6 +14,7 @@ import pytest
 
 from relay.base.errors import EXIT_INTERRUPTED
 from relay.cli.top import COLUMNS
+from tests.box import Box
 from tests.procs import (
     PATIENCE_S,
     PROJECT,
@@ -331,3 +332,22 @@ def test_a_terminal_is_told_of_unread_messages(
     assert advice not in shown("inbox")
     done = relay("agents", home=home)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tail_says_who_got_a_message_and_who_did_not(box: Box) -> None:
+    def said() -> list[tuple[object, ...]]:
+        return [
+            (row["event"], row["message_id"], row["recipients"] or row["to"], row["detail"])
+            for row in events(box.root)
+            if row["event"] != "new"
+        ]
+
+    with box.broken_inbox("bob"):
+        sent = box.send("alice", "TO: *\n\nhi")
+        later = box.send("alice", "TO: carol\nNOT-BEFORE: 10m\n\nlater")
+        delivered, held, waits = said()
+    assert delivered == ("delivered", sent, ["carol", "operator"], None)
+    assert held == ("held", sent, ["bob"], "inbox is a link or not a directory")
+    assert waits[:3] == ("held", later, ["carol"]) and str(waits[3]).startswith("not before ")
+    box.after(2)
+    assert said()[3:] == [("delivered", sent, "bob", None)]
