@@ -236,7 +236,7 @@ def _check_types(to: object, body: object, kind: object, options: OutgoingMessag
         ("kind", kind, (str,)),
     ):
         if not isinstance(value, types):
-            expected = " or ".join(type_.__name__ for type_ in types)
+            expected = " or ".join(kind.__name__ for kind in types)
             raise MessageError(f"{what} is {value!r}, expected {expected}")
     seconds = options.get("due_s")
     if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either

@@ -128,9 +128,7 @@ class ClaudeInbox(Rung):
         auth = {"type": "auth", "token": os.environ[TOKEN]}
         content = {"role": "user", "content": text}
         frame = {"type": "user", "msgV": 1, "msg_id": message_id, "priority": "next"}
-        lines = "".join(
-            json.dumps(frame_) + "\n" for frame_ in (auth, frame | {"message": content})
-        )
+        lines = "".join(json.dumps(part) + "\n" for part in (auth, frame | {"message": content}))
         with socket.socket(socket.AF_UNIX) as peer:
             try:
                 _connect(peer, path)

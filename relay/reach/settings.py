@@ -469,9 +469,9 @@ def _with_toml(path: str, text: str | None, words: list[str]) -> str:
     name, words_text = f"mcp_servers.{SERVER}", json.dumps(words[1:])
     table = f"[{name}]\ncommand = {json.dumps(words[0])}\nargs = {words_text}\n"
     after = f"{rest}{_TOML_BEGIN}\n{table}{_TOML_END}\n"
-    for text_ in (text or "", after):
+    for version in (text or "", after):
         try:
-            tomllib.loads(text_)
+            tomllib.loads(version)
         except tomllib.TOMLDecodeError as exc:
             raise SettingsError(
                 f"{path}: expected TOML in which {name} can be added: {visible(str(exc))}; "
