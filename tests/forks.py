@@ -248,7 +248,7 @@ def _preload() -> None:
     be_patient()
 
     modules = {*COMMANDS.values()} - {"relay.cli.audit"}
-    more = ("rich.table", "relay.doctor", "tests.reach.agent_loop")
+    more = ("rich.table", "relay.doctor", "tests.reach.agent_loop", "tests.reach.a_bell")
     for module in (*sorted(modules), DAEMON, *more):
         importlib.import_module(module)
     sys.modules["relay.cli.config"].TAKEN_S = PATIENCE_S  # type: ignore[attr-defined]

@@ -20,18 +20,12 @@ from relay.reach import rungs
 from relay.reach.ringing import Memory
 from relay.reach.rungs import SOCKET, TOKEN
 from relay.reach.session import IDLE, Session, load_session, save_session, side_file
+from tests import forks
 from tests.procs import PATIENCE_S, until
 from tests.reach.hooks import put
 
-BELL = (sys.executable, "-S", "-c")
-# A ring that nobody answers comes again in an hour, not in 5 s: the machine may be busy.
-CODE = """
-import sys; sys.path.insert(0, {!r})
-from relay.reach import bell, ringing, rungs, waiting
-waiting.PAUSES_S = (3600,)
-rungs.ANSWER_S = {}
-bell.serve(*sys.argv[1:])
-"""
+BELL = "tests.reach.a_bell"
+Bell = forks.Fork | subprocess.Popen[bytes]
 PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -90,7 +84,7 @@ class Cli:
         session.state, session.cwd = IDLE, str(root)
         self.env: dict[str, str] = {}
         self.answer_s = rungs.ANSWER_S  # its bell waits so long for the word of Claude's socket
-        self.bells: list[subprocess.Popen[bytes]] = []
+        self.bells: list[Bell] = []
         self._sent = 0
         save_session(str(root), session)
 
@@ -125,18 +119,23 @@ class Cli:
         path.chmod(0o600)
         return path
 
-    def bell(self, **env: str) -> subprocess.Popen[bytes]:
-        """Its bell, as the SessionStart hook starts it."""
-        argv = [
-            *BELL,
-            CODE.format(PACKAGE, self.answer_s),
-            str(self.root),
-            self.harness,
-            self.session.session_id,
-        ]
-        self.bells.append(subprocess.Popen(argv, env=os.environ | self.env | env))
+    def bell(self, path: str = "", *, is_anew: bool = False) -> Bell:
+        """Its bell, as the SessionStart hook starts it; in a fork, but for one anew."""
+        env = os.environ | self.env | ({"PATH": path} if path else {})
+        # A ring that nobody answers comes again in an hour, not in 5 s: the machine may be busy.
+        words = self.bell_words(3600, self.answer_s)
+        if is_anew:
+            argv = [sys.executable, "-S", "-m", BELL, *words]
+            self.bells.append(subprocess.Popen(argv, env=env, cwd=PACKAGE))
+        else:
+            self.bells.append(forks.start(BELL, words, env, 0, 1, 2))
         until(lambda: (memory := self.memory) and memory.rungs)
         return self.bells[-1]
+
+    def bell_words(self, pause_s: float, answer_s: float, kill_at: int = 0) -> list[str]:
+        """The words of a bell with these waits, which is killed before that call."""
+        waits = [str(pause_s), str(answer_s), str(kill_at)]
+        return [*waits, str(self.root), self.harness, self.session.session_id]
 
     @property
     def memory(self) -> Memory | None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes.harness import Harness
 from tests.procs import PATIENCE_S, Relay, relay, rows_of, until
+from tests.reach.projects import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("waits")]
 VENDORS = ("claude", "codex")
@@ -39,12 +40,7 @@ RELAY = Path(sys.executable).with_name("relay")
 
 def installed(root: Path, vendor: str, seconds: int = 60, until_over: bool = False) -> Path:
     """A project whose session is bob, and asks the operator for so long, or until ``over``."""
-    project = root.parent / "project"
-    project.mkdir()
-    words = [RELAY, "hooks", "install", vendor, "--project", "--home", root, "--as", "bob"]
-    subprocess.run(
-        [*words, "--approvals", f"{seconds}s"], cwd=project, check=True, capture_output=True
-    )
+    project = install(root, vendor, "--approvals", f"{seconds}s")
     if until_over:
         program = root.parent / "patient.py"
         program.write_text(PATIENT.format(over=str(root.parent / "over")))

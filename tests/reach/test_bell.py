@@ -14,11 +14,12 @@ import pytest
 
 from relay.reach import bell as bells
 from relay.reach.ringing import Bell
-from relay.reach.rungs import TOKEN
+from relay.reach.rungs import ANSWER_S, TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
 from relay.reach.waiting import Inbox, Pace
+from tests import forks
 from tests.procs import PATIENCE_S, until
-from tests.reach.bells import PACKAGE, Cli
+from tests.reach.bells import BELL, PACKAGE, Cli
 from tests.reach.hooks import put
 
 S = 10**9
@@ -248,7 +249,7 @@ def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
 
 def test_it_takes_15_mib_at_most(bob: Cli, tmp_path: Path) -> None:
     inbox = bob.inbox(tmp_path / "inbox.sock")
-    process = bob.bell()
+    process = bob.bell(is_anew=True)
     bob.drop()
     until(lambda: inbox.texts)
     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -321,26 +322,6 @@ def test_the_hooks_start_it_and_end_it(bob: Cli, tmp_path: Path) -> None:
 
 # -- SIGKILL -------------------------------------------------------------------------------
 
-# A bell that is killed before its n-th call of one of these, and rings again after 0.2 s.
-KILLED = f"""
-import os, signal, sys
-sys.path.insert(0, {PACKAGE!r})
-from relay.reach import bell, ringing, rungs, waiting
-waiting.PAUSES_S = (0.2,)
-left = int(sys.argv.pop(1))
-def killing(call):
-    def killed(*args, **options):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **options)
-    return killed
-for name in ("open", "pwrite", "ftruncate", "rename"):
-    setattr(os, name, killing(getattr(os, name)))
-rungs._connect, rungs._answer = killing(rungs._connect), killing(rungs._answer)
-bell.serve(*sys.argv[1:])
-"""
 STEPS = 24
 
 
@@ -350,16 +331,15 @@ def test_a_bell_that_is_killed_loses_nothing(bob: Cli, tmp_path: Path, step: int
     """The next one rings; the messages are where they were."""
     inbox = bob.inbox(tmp_path / "inbox.sock")
     ids = [bob.drop(), bob.drop(PRIORITY=1)]
-    argv = [sys.executable, "-S", "-c", KILLED]
-    words = [str(bob.root), "claude", "bob-1"]
-    bell = subprocess.Popen([*argv, str(step), *words], env=os.environ | bob.env)
+    env = os.environ | bob.env
+    bell = forks.start(BELL, bob.bell_words(0.2, ANSWER_S, step), env, 0, 1, 2)
     try:
         bell.wait(2)
     except subprocess.TimeoutExpired:  # it has no more calls to be killed at
         bell.kill()
     bell.wait()
     assert not bells.is_ringing(str(bob.root), bob.session)
-    bob.bells.append(subprocess.Popen([*argv, "0", *words], env=os.environ | bob.env))
+    bob.bells.append(forks.start(BELL, bob.bell_words(0.2, ANSWER_S), env, 0, 1, 2))
     until(lambda: inbox.texts)
     until(lambda: any(one["result"] == "rang: posted" for one in bob.reports()))
     assert set(inbox.texts) == {"agent-relay: 2 messages wait; `relay inbox --take`"}

@@ -19,7 +19,7 @@ from relay.reach.session import load_session
 from tests.fakes.harness import Harness
 from tests.procs import until
 from tests.reach.hooks import RELAY, Cli
-from tests.reach.test_turns import installed
+from tests.reach.projects import install
 
 Start = Callable[..., Cli]
 
@@ -281,7 +281,7 @@ def test_a_setting_ends_all_of_it(tree: Path, root: Path, start_cli: Start) -> N
 @pytest.mark.slow
 def test_as_claude_runs_the_installed_hooks(root: Path, start_cli: Start) -> None:
     """The command runs after the person's yes, and another tool is not looked at."""
-    project = installed(root, "claude")
+    project = install(root, "claude")
     subprocess.run(["git", "init", "-q", project], check=True)
     alice = start_cli("s-a", AGENT_RELAY_NAME="alice")
     alice.hook("SessionStart", source="startup", cwd=str(project))

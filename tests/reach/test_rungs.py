@@ -383,7 +383,7 @@ def test_an_ended_codex_goes_on_with_the_text(ended: Cli, tmp_path: Path) -> Non
 def test_a_bell_stays_for_resume_when_its_session_has_ended(bob: Cli, tmp_path: Path) -> None:
     program(tmp_path, "claude", "echo '{}'")
     bob.wake('{"rung": "resume"}')
-    bell = bob.bell(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    bell = bob.bell(f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     bob.process.kill()
     bob.process.wait()
     bob.drop()

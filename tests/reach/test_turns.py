@@ -19,26 +19,17 @@ from relay.reach.session import IDLE, Session, live_session
 from tests.fakes.harness import Harness
 from tests.procs import until
 from tests.reach.hooks import put
+from tests.reach.projects import install
 
 TURNS = int(os.environ.get("RELAY_TURNS", "6"))
 CLAUDE = (sys.executable, "-m", "tests.fakes.harness", "claude")
-
-
-def installed(root: Path, vendor: str) -> Path:
-    """A project whose hooks are bob's."""
-    project = root.parent / "project"
-    project.mkdir()
-    relay = Path(sys.executable).with_name("relay")
-    words = [relay, "hooks", "install", vendor, "--project", "--home", root, "--as", "bob"]
-    subprocess.run(words, cwd=project, check=True, capture_output=True)
-    return project
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900 + 10 * TURNS)
 @pytest.mark.parametrize("vendor", ["claude", "codex", "gemini", "agy"])
 def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, vendor: str) -> None:
-    project = installed(root, vendor)
+    project = install(root, vendor)
     chance = random.Random(vendor)
     ids = [f"{1700000000000000000 + number}-aa" for number in range(TURNS)]
     with Harness(vendor, project) as cli:
@@ -61,7 +52,7 @@ def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, ve
 @pytest.mark.slow
 def test_a_turn_that_an_error_ended(root: Path) -> None:
     """A message that it was shown is in its context with the next turn, once."""
-    with Harness("claude", installed(root, "claude")) as cli:
+    with Harness("claude", install(root, "claude")) as cli:
         cli.start()
         put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one := "1700000000000000000-aa")
         cli.prompt("go", {"fail": "rate_limit"})
@@ -78,7 +69,7 @@ def test_a_turn_that_an_error_ended(root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["fail", "interrupt"])
 def test_what_agy_forgets_with_a_call_of_its_model_is_shown_again(root: Path, end: str) -> None:
-    with Harness("agy", installed(root, "agy")) as cli:
+    with Harness("agy", install(root, "agy")) as cli:
         put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one := "1700000000000000000-aa")
         cli.prompt("go", {end: "quota"})
         session = live_session(str(root), "bob")
@@ -93,7 +84,7 @@ def test_what_agy_forgets_with_a_call_of_its_model_is_shown_again(root: Path, en
 
 @pytest.mark.slow
 def test_agy_goes_on_at_its_stop_and_prints_an_object_always(root: Path) -> None:
-    with Harness("agy", installed(root, "agy")) as cli:
+    with Harness("agy", install(root, "agy")) as cli:
         cli.prompt("go", {"run": f"mv {_later(root)} {root}/agents/bob/inbox/1700-aa.msg"})
         (seen,) = cli.saw("Message 1700-aa from alice")
         assert seen.through == "PreInvocation"
@@ -121,7 +112,7 @@ KILLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [*KILLS, "the transcript shows it", "it is idle"])
 def test_a_session_that_is_killed_leaves_the_message_to_the_next(root: Path, moment: str) -> None:
-    project, one = installed(root, "claude"), "1700000000000000000-aa"
+    project, one = install(root, "claude"), "1700000000000000000-aa"
     settings = project / ".claude/settings.local.json"
     text = settings.read_text()
     facts = json.loads(text)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,8 +22,8 @@ from relay.cli import cli as group
 from relay.cli import wake
 from relay.doctor import examine
 from relay.reach.session import BLOCKED, IDLE, WORKING
-from tests.procs import until
-from tests.reach.bells import PACKAGE, Cli, Inbox, cli
+from tests.procs import Relay, until
+from tests.reach.bells import Cli, Inbox, cli
 
 
 @pytest.fixture
@@ -33,11 +31,8 @@ def bob(tmp_path: Path) -> Iterator[Cli]:
     """Bob is a session of claude, in a home whose relay runs."""
     with Home.create(str(tmp_path / "home"), b"{}"):
         pass
-    with cli(tmp_path / "home") as made:
-        words = [sys.executable, "-m", "relay", "--home", str(made.root)]
-        subprocess.run([*words, "up"], check=True, cwd=PACKAGE)
+    with cli(tmp_path / "home") as made, Relay(made.root):
         yield made
-        subprocess.run([*words, "down"], check=True, cwd=PACKAGE)
 
 
 def relay(of: Cli, *words: str) -> Result:

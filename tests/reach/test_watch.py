@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.harness import Harness
 from tests.procs import Relay, relay, rows_of
-from tests.reach.test_turns import installed
+from tests.reach.projects import install
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ from tests.reach.test_turns import installed
 def test_prompts_tool_calls_and_messages_are_lines_in_order_of_time(
     root: Path, vendor: str
 ) -> None:
-    with Relay(root), Harness(vendor, installed(root, vendor)) as cli:
+    with Relay(root), Harness(vendor, install(root, vendor)) as cli:
         cli.start()
         cli.prompt("look at the build", {"run": "make \x1b[31mall"})
         relay("send", "--as", "alice", "bob", "is it red?", "--wait", "delivered", home=root)
