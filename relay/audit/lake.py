@@ -119,6 +119,9 @@ class Lake(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """List the files below a folder, with their bytes."""
 
+    def fetch(self, path: str, folder: str) -> str:
+        """Return where Spark reads a file: it reads no object store, but a copy in ``folder``."""
+
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
 
@@ -153,6 +156,9 @@ class FolderLake:
             with os.scandir(root) as entries:
                 return {f"{folder}/{one.name}": one.stat().st_size for one in entries}
         return {}
+
+    def fetch(self, path: str, folder: str) -> str:
+        return f"{self.url}/{path}"
 
     def remove(self, path: str) -> None:
         fsio.fault("unlink", path)
@@ -211,6 +217,11 @@ class BucketLake:
             selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
             found = self._store.get_file_info(selector)
         return {f"{folder}/{one.base_name}": one.size for one in found}
+
+    def fetch(self, path: str, folder: str) -> str:
+        copies = FolderLake(folder)
+        copies.write(path, read_file(self, path))
+        return f"{copies.url}/{path}"
 
     def remove(self, path: str) -> None:
         with explained(f"{self.url}/{path}", "removed"), contextlib.suppress(FileNotFoundError):

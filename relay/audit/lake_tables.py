@@ -12,6 +12,8 @@ from relay.audit import lake_columns
 from relay.audit.lake import home_id, homes_of, open_lake, read_manifest
 from relay.audit.lake_columns import TEXT, always
 from relay.audit.schemas.formats import in_spark
+from relay.audit.sources.bucket_files import is_remote
+from relay.audit.temp_folders import private_folder
 from relay.base.errors import RelayError
 
 HOME = always("home", TEXT, "16 hex: the home that the row is of")
@@ -35,22 +37,24 @@ def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
     """Make a DataFrame and a temporary view of each table; ``names``: of these homes alone.
 
     They have the files that the manifests name now: an extract that ends later is not seen, and
-    removes what it has replaced. Errors: RelayError without a lake, or with no such home.
+    removes what it has replaced. Those of an object store are copied, until the process ends.
+    Errors: RelayError without a lake, or with no such home.
     """
     opened = open_lake(lake)
     wanted = {home_id(name): name for name in names} or {one: one for one in homes_of(opened)}
     if not wanted:
         raise RelayError(f"{lake}: no lake", hint="`relay audit extract --lake DIR` makes one")
+    copies = private_folder("lake") if is_remote(lake) else ""
     paths: dict[str, list[str]] = defaultdict(list)
     for home, name in wanted.items():
         manifest = read_manifest(opened, home)
         if manifest is None:
             raise RelayError(f"{lake} has no home {name}")
         for file in manifest.files():
-            paths[file.table].append(f"{opened.url}/{file.path}")
+            paths[file.table].append(opened.fetch(file.path, copies))
     found = {}
     for table, columns in lake_columns.TABLES.items():
-        base = f"{opened.url}/{table}"
+        base = paths[table][0].rsplit("/", 2)[0]
         found[table] = read_parquet(spark, columns.append(HOME), *paths[table], base=base)
         found[table].createOrReplaceTempView(table)
     return found

@@ -162,7 +162,7 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 )
 @click.option(
     "--lake",
-    metavar="DIR",
+    metavar="DIR|s3://…",
     callback=_not_empty,
     help="Keep what is read in this lake: the next run reads what is new, and some of the old.",
 )
