@@ -160,7 +160,7 @@ from relay.audit import jobs
 from relay.cli import main
 def make(inputs):
     words = "select repeat(cast(id as string), 2000000000) as word from range(1)"
-    return {"traffic": inputs._spark.sql(words)}
+    return {"traffic": inputs.spark.sql(words)}
 hungry = dataclasses.replace(jobs.JOBS["traffic"], name="hungry", make=make)
 jobs.JOBS = {"hungry": hungry, "traffic": jobs.JOBS["traffic"]}
 main(["audit", "run", "--master", "local[1]", *sys.argv[1:]])
