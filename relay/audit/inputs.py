@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
 
 from relay.audit import lake_columns
@@ -20,7 +20,7 @@ from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import formats
 from relay.audit.schemas.formats import in_spark, subset
 from relay.audit.snapshot import HomeSnapshot
-from relay.audit.sources import MODES
+from relay.audit.sources import MODES, register
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.base.errors import FormatError, RelayError
 
@@ -124,7 +124,7 @@ class Inputs:
         named = json.dumps([glob.escape(path) for path in self.snapshot.store_files])
         options = {"section": ",".join(MESSAGE_SECTIONS), "paths": named}
         options["mode"] = MODES[not self._strict]
-        frame = self.spark.read.format("acomm").schema(schema).options(**options).load()
+        frame = self._reader("acomm").schema(schema).options(**options).load()
         return self._below(frame, "file", self.snapshot.folder, self.snapshot.home)
 
     def journal(self, *columns: str) -> DataFrame:
@@ -140,12 +140,17 @@ class Inputs:
         options["mode"] = MODES[not self._strict]
         schema = subset(formats.JOURNAL, columns, "the journal")
         self._require_whole(*_SOURCES["journal"])
-        frame = self.spark.read.format("aof2").schema(schema).options(**options).load()
+        frame = self._reader("aof2").schema(schema).options(**options).load()
         return self._below(frame, "stream", self.snapshot.home)
 
     def cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """Persist the frame that ``make`` returns, under a key."""
         return self._cached(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
+
+    def _reader(self, name: str) -> DataFrameReader:
+        """A reader of one of the audits' formats; a run that needs none does not register them."""
+        register(self.spark)
+        return self.spark.read.format(name)
 
     def _cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
         """Call ``make`` once; callers that ask meanwhile wait for that key alone."""

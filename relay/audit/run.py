@@ -11,12 +11,13 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyarrow.dataset import dataset
@@ -27,11 +28,12 @@ from relay.audit.extract import extracted
 from relay.audit.header import ERROR, WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, AuditJob
-from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, count_by, first_rows
+from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, first_rows
 from relay.audit.kept_results import KeptResults
 from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
 from relay.audit.output import OutFolder, out_folder
+from relay.audit.schemas.results import FINDING
 from relay.audit.session import (
     DEFAULT_MASTER,
     end_jvm,
@@ -367,7 +369,7 @@ def _compute(
     for name, frame in job.make(inputs).items():
         frame.write.mode("overwrite").parquet(os.path.join(out, name))
     report.is_partial = bool(job.reads_kept and inputs.lost)
-    if job.findings is not None:
+    if job.findings is not None and job.may_find(_written(out, job.found_in)):
         tables = {
             name: read_parquet(inputs.spark, job.tables[name], os.path.join(out, name))
             for name in sorted(job.found_in)
@@ -375,6 +377,8 @@ def _compute(
         observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
         found = job.findings(tables, observed_at)
         found.write.mode("overwrite").parquet(os.path.join(out, _findings_of(job)))
+    elif job.findings is not None:
+        _write(os.path.join(out, _findings_of(job)), FINDING.empty_table())
     _count(job, out, examples, report)
 
 
@@ -396,16 +400,24 @@ def _write_plain(job: AuditJob, make: Callable[[], Plain], out: str) -> None:
     if job.header.checks:
         tables[os.path.join(out, _findings_of(job))] = made[FINDINGS]
     for path, table in tables.items():
-        os.makedirs(path, mode=0o700)
-        # Times as Spark writes them, so that all readers see the same.
-        file = os.path.join(path, "part-0.parquet")
-        parquet.write_table(table, file, use_deprecated_int96_timestamps=True)
+        _write(path, table)
+
+
+def _write(path: str, table: pa.Table) -> None:
+    """Write a table without Spark; times as Spark writes them, so that all readers see the same."""
+    os.makedirs(path, mode=0o700)
+    file = os.path.join(path, "part-0.parquet")
+    parquet.write_table(table, file, use_deprecated_int96_timestamps=True)
+
+
+def _written(out: str, names: Iterable[str]) -> Written:
+    return {name: dataset(os.path.join(out, name), format="parquet") for name in names}
 
 
 def _count(job: AuditJob, out: str, examples: Examples, report: JobReport) -> None:
     tables = list(job.tables)
     report.tables = tables
-    written = {name: dataset(os.path.join(out, name), format="parquet") for name in tables}
+    written = _written(out, tables)
     report.counts = job.counts(written)
     if job.shown is not None:
         examples.rows = job.shown(written)

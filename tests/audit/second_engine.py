@@ -102,6 +102,7 @@ class SecondEngine:
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
         found = [row for one in parts if one.kind == FINDINGS for row in self._found(job, one)]
         written = {name: dataset(table) for name, table in made.items()}
+        assert not found or statements.may_find(job, written)
         shown = JOBS[job].shown
         return Said(tables, found, JOBS[job].counts(written), shown(written) if shown else [])
 

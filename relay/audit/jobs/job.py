@@ -30,6 +30,11 @@ ASCENDING, DESCENDING = "ascending", "descending"
 DAY_S = 86_400
 
 
+def any_rows(tables: Written) -> bool:
+    """True when a table has a row."""
+    return any(table.count_rows() for table in tables.values())
+
+
 @dataclass(frozen=True)
 class AuditJob:
     """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
@@ -42,6 +47,7 @@ class AuditJob:
     plain: Callable[[HomeSnapshot], Plain] | None = None
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     found_in: frozenset[str] = frozenset()  # the tables that these are read from
+    may_find: Callable[[Written], bool] = any_rows  # False: without looking there is no finding
     shown: Callable[[Written], Rows] | None = None  # the rows to print
     source: str = ""  # the file of an own check
     reads_kept: bool = False  # it reads store or journal, where rows may be missing

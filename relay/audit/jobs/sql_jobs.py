@@ -180,6 +180,7 @@ def _job(
         counts=counts or (lambda tables: count_by(tables[name])),
         findings=statements.findings(name) if header.checks else None,
         found_in=statements.found_in(name),
+        may_find=partial(statements.may_find, name),
         shown=shown,
         reads_kept=statements.reads_kept(name),
     )

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from relay.audit.header import WARNING
 from relay.audit.inputs import Inputs
-from relay.audit.jobs.job import Tables, severities
+from relay.audit.jobs.job import Tables, Written, count_by, severities
 from relay.audit.lake_columns import TABLES, TEXT, always
 from relay.audit.schemas import results
 from relay.audit.schemas.formats import in_spark
@@ -45,6 +45,8 @@ _COMMENT = re.compile(r"--.*")
 _PART = re.compile(r"^-- (view|table|findings): (\w+)$", re.MULTILINE)
 _NAMED = ("message_id", "agent", "route", "path")  # what every finding has besides
 _US_PER_S = 1_000_000
+_OF_CLASS = re.compile(r"FROM (\w+) WHERE (?:\w+ AND )?class (?:= |IN \()('[^)]*?')(?:\)| |\n|$)")
+_WORD = re.compile(r"\w+")
 _COLON = re.compile(r":(grace_us|observed_until_us|recent_since_us|snapshot_us|now_us|lost)\b")
 _CLASS = "class"  # which one, where a statement finds several
 _NS_PER_US = 1000
@@ -176,6 +178,27 @@ def found_in(job: str) -> frozenset[str]:
     """The tables that a job's findings are read from."""
     read = {name for one in statements(job) if one.kind == FINDINGS for name in one.reads}
     return frozenset(read & results.TABLES[job].keys())
+
+
+def may_find(job: str, tables: Written) -> bool:
+    """False when no row can be a finding: to plan what finds nothing takes as long as the rest.
+
+    None of the tables has a row, or none of a class that the statements of findings name.
+    """
+    for one in (one for one in statements(job) if one.kind == FINDINGS):
+        read = one.reads.keys() & tables.keys()
+        is_of_class = _OF_CLASS.search(one.sql) if len(read) == 1 else None
+        if CHECKS in one.reads:
+            table, names = job, set(severities(job))
+        elif is_of_class and " OR " not in one.sql:
+            table, names = is_of_class[1], set(_WORD.findall(is_of_class[2]))
+        else:
+            if any(tables[name].count_rows() for name in read):
+                return True
+            continue
+        if names & count_by(tables[table]).keys():
+            return True
+    return False
 
 
 def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
