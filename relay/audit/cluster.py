@@ -40,12 +40,6 @@ def is_on_loopback(master: str) -> bool:
     return is_local(master) or (master.startswith("spark://") and host in _LOOPBACK)
 
 
-def ship_package(context: SparkContext, folder: str) -> None:
-    """Give our package to the workers of a cluster; ``folder`` takes the zip."""
-    if not is_local(context.master):
-        context.addPyFile(pack_relay(os.path.join(folder, PACKAGE)))
-
-
 def pack_relay(path: str) -> str:
     """Write our package as a zip that Python imports from; return its path."""
     import relay
@@ -66,17 +60,6 @@ def require_shared(context: SparkContext, read: Sequence[str], written: Sequence
     """
     if is_local(context.master):
         return
-    missing = _unreachable_folders(context, read, written)
-    if missing:
-        host, path = missing[0]
-        others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)
-
-
-def _unreachable_folders(
-    context: SparkContext, read: Sequence[str], written: Sequence[str]
-) -> list[tuple[str, str]]:
-    """List (host, folder) of each that a worker may not read, or not write, as it has to."""
     tasks = 2 * context.defaultParallelism
     wanted = [(path, os.R_OK | os.X_OK) for path in read]
     wanted += [(path, os.W_OK | os.X_OK) for path in written]
@@ -85,4 +68,8 @@ def _unreachable_folders(
         host = socket.gethostname()
         return [(host, path) for path, mode in wanted if not os.access(path, mode)]
 
-    return sorted(set(context.parallelize(range(tasks), tasks).mapPartitions(test).collect()))
+    found = context.parallelize(range(tasks), tasks).mapPartitions(test).collect()
+    if missing := sorted(set(found)):
+        host, path = missing[0]
+        others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise RelayError(f"worker {host} does not reach {path}{others}", hint=SHARED_HINT)

@@ -57,9 +57,6 @@ class TierSavings(NamedTuple):
     evicted: int = 0  # of segments that the object store alone has, compressed
 
 
-NO_SAVINGS = TierSavings()
-
-
 @dataclass(frozen=True)
 class HomeUsage:
     """The disk, the home's parts and their limits in config.json; bytes."""
@@ -70,7 +67,7 @@ class HomeUsage:
     until: date  # the day up to which there was a relay
     measured: tuple[PartUsage, ...] = ()
     limits: tuple[RetentionLimit, ...] = ()
-    tiers: TierSavings = NO_SAVINGS
+    tiers: TierSavings = TierSavings()  # noqa: RUF009 - never altered
     packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 

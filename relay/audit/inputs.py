@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 from relay.audit import lake_columns
@@ -68,21 +68,11 @@ class Inputs:
         self._lock = threading.Lock()  # jobs of one run ask at once
         self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
 
-    @property
-    def snapshot_ns(self) -> int:
-        """Time of the ledger's snapshot. Unix nanoseconds."""
-        return self.snapshot.ledger.taken_ns
-
     def previous_run(self, table: str, columns: pa.Schema) -> DataFrame:
-        """Read a small table of the previous run; it is empty without ``--compare``.
-
-        It is read at once: this run may write to the same place.
-        """
-        rows: list[Row] = []
-        if self._previous_tables is not None:
-            path = os.path.join(self._previous_tables, table)
-            rows = read_parquet(self.spark, columns, path).collect()
-        return self.spark.createDataFrame(rows, in_spark(columns))
+        """Read a table of the previous run; it is empty without ``--compare``."""
+        if self._previous_tables is None:
+            return self.spark.createDataFrame([], in_spark(columns))
+        return read_parquet(self.spark, columns, os.path.join(self._previous_tables, table))
 
     def table(self, name: str) -> DataFrame:
         """Read a table of the lake; paths as in the home.

@@ -99,11 +99,11 @@ class KeptResults:
                 data = msgspec.json.encode(KeptResult(key, files))
                 self._lake.write(f"{self._folder}/{job.name}.json", data)
             there = self._lake.sizes(self._folder)
-            every = [self._read(os.path.basename(one)[:-5]) for one in there if _is_json(one)]
+            notes = {path for path in there if path.endswith(".json")}
+            every = [self._read(os.path.basename(path)[:-5]) for path in notes]
             named = {path for kept in every if kept for path in kept.files.values()}
-            for path in there:
-                if not _is_json(path) and path not in named:
-                    self._lake.remove(path)
+            for path in there.keys() - notes - named:
+                self._lake.remove(path)
 
     def _ages(self, job: AuditJob, out: str, names: list[str]) -> bool:
         """True when rows of a job have an age."""
@@ -174,10 +174,6 @@ class KeptResults:
                     is_ns = pa.types.is_integer(column.type)
                     newest = max(newest, latest // _NS_PER_US if is_ns else latest)
         return newest
-
-
-def _is_json(path: str) -> bool:
-    return path.endswith(".json")
 
 
 def _content(data: bytes) -> str:

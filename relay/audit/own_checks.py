@@ -119,7 +119,10 @@ def _listed(folder: str) -> dict[str, str]:
 
 def _job(name: str, path: str, problem: str) -> AuditJob:
     """Make the job of a file; one that cannot be used cannot run."""
-    counts = partial(_count, name)
+
+    def counts(tables: Written) -> dict[str, int]:
+        return {"rows": tables[name].count_rows()}
+
     try:
         if problem:
             raise UnsafePath(problem)
@@ -260,10 +263,6 @@ VIEWS: Mapping[str, View] = {
         for table, schema in job.tables.items()
     },
 }
-
-
-def _count(name: str, tables: Written) -> dict[str, int]:
-    return {"rows": tables[name].count_rows()}
 
 
 def _findings(name: str, severity: str, tables: Tables, observed_at: datetime) -> DataFrame:

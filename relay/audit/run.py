@@ -194,8 +194,8 @@ def _run_plain(
         if job.name not in plain:
             continue
         listener.job_started(job.name, len(wanted))
-        compute = partial(_compute_plain, job, plain[job.name], out.tables, examples[job.name])
-        reports[job.name] = _run_job(job, snapshot, out.tables, compute)
+        compute = partial(plain[job.name], out.tables)
+        reports[job.name] = _run_job(job, snapshot, out.tables, examples[job.name], compute)
         listener.job_finished(reports[job.name], examples[job.name])
     return reports
 
@@ -284,8 +284,10 @@ def _run_jobs(
         if has_ended():
             return JobReport(job.name, error="Spark has ended in another job")
         listener.job_started(job.name, len(examples))
-        compute = partial(_compute, job, inputs, out.tables, examples[job.name])
-        return _run_job(job, inputs.snapshot, out.tables, compute)
+        compute = partial(_compute, job, inputs, out.tables)
+        report = _run_job(job, inputs.snapshot, out.tables, examples[job.name], compute)
+        report.is_partial = bool(job.reads_kept and inputs.lost and report.error is None)
+        return report
 
     def finish(report: JobReport) -> None:
         reports[report.name] = report
@@ -330,13 +332,19 @@ def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> 
 
 
 def _run_job(
-    job: AuditJob, snapshot: HomeSnapshot, out: str, compute: Callable[[JobReport], None]
+    job: AuditJob,
+    snapshot: HomeSnapshot,
+    out: str,
+    examples: Examples,
+    compute: Callable[[], None],
 ) -> JobReport:
+    """Compute the tables of a job; its report, in which an error is one line."""
     report = _empty_report(job)
     began = time.monotonic()
     try:
         with explained():
-            compute(report)
+            compute()
+            _count(job, out, examples, report)
     except RelayError as exc:
         hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
         report = _empty_report(job)
@@ -362,35 +370,20 @@ def _empty_report(job: AuditJob) -> JobReport:
     return JobReport(job.name, description=header.title, advice=header.value("advice"))
 
 
-def _compute(
-    job: AuditJob, inputs: Inputs, out: str, examples: Examples, report: JobReport
-) -> None:
+def _compute(job: AuditJob, inputs: Inputs, out: str) -> None:
     assert job.make is not None
     for name, frame in job.make(inputs).items():
         frame.write.mode("overwrite").parquet(os.path.join(out, name))
-    report.is_partial = bool(job.reads_kept and inputs.lost)
     if job.findings is not None and job.may_find(_written(out, job.found_in)):
         tables = {
             name: read_parquet(inputs.spark, job.tables[name], os.path.join(out, name))
             for name in sorted(job.found_in)
         }
-        observed_at = datetime.fromtimestamp(inputs.snapshot_ns / NS_PER_S, UTC)
+        observed_at = datetime.fromtimestamp(inputs.snapshot.ledger.taken_ns / NS_PER_S, UTC)
         found = job.findings(tables, observed_at)
         found.write.mode("overwrite").parquet(os.path.join(out, _findings_of(job)))
     elif job.findings is not None:
         _write(os.path.join(out, _findings_of(job)), FINDING.empty_table())
-    _count(job, out, examples, report)
-
-
-def _compute_plain(
-    job: AuditJob,
-    write: Writer,
-    out: str,
-    examples: Examples,
-    report: JobReport,
-) -> None:
-    write(out)
-    _count(job, out, examples, report)
 
 
 def _write_plain(job: AuditJob, make: Callable[[], Plain], out: str) -> None:

@@ -32,7 +32,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from relay.audit.cluster import is_on_loopback, ship_package
+from relay.audit.cluster import PACKAGE, is_local, is_on_loopback, pack_relay
 from relay.audit.sources import register
 from relay.audit.spark_errors import (
     MEMORY_VARIABLE,
@@ -129,23 +129,19 @@ exec {java} "$@"
 
 
 def spark_session(
-    master: str = DEFAULT_MASTER,
-    app: str = "relay audit",
-    conf: Mapping[str, str] | None = None,
+    master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Return a session that knows the formats of the audits; the active one, if there is one.
 
     Parameters and errors: as ``new_or_active``.
     """
-    spark = new_or_active(master, app, conf)
+    spark = new_or_active(master, conf)
     register(spark)
     return spark
 
 
 def new_or_active(
-    master: str = DEFAULT_MASTER,
-    app: str = "relay audit",
-    conf: Mapping[str, str] | None = None,
+    master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Return the active session, or a new one that does not know the formats: that takes longer.
 
@@ -163,7 +159,7 @@ def new_or_active(
             )
         atexit.register(end_jvm)  # before its folder is removed
         _prepare_environment(folder, master)
-        settings = {"spark.master": master, "spark.app.name": app, **SETTINGS}
+        settings = {"spark.master": master, "spark.app.name": "relay audit", **SETTINGS}
         settings.update(conf or {})
         # The variable has precedence; errors about memory name it.
         settings[DRIVER_MEMORY] = os.environ.setdefault(
@@ -172,7 +168,8 @@ def new_or_active(
         settings["spark.sql.warehouse.dir"] = os.path.join(folder, "warehouse")
         settings["spark.local.dir"] = os.path.join(folder, "local")
         spark = _start(SparkConf().setAll(list(settings.items())))
-        ship_package(spark.sparkContext, folder)
+        if not is_local(master):  # workers of a cluster have the version that plans the jobs
+            spark.sparkContext.addPyFile(pack_relay(os.path.join(folder, PACKAGE)))
     return spark
 
 
@@ -191,14 +188,10 @@ def settings_for(n_bytes: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def session(
-    master: str = DEFAULT_MASTER,
-    app: str = "relay audit",
-    conf: Mapping[str, str] | None = None,
-) -> Iterator[SparkSession]:
+def session(master: str, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """``new_or_active`` for the block; one that was there before is left running."""
     was_there = SparkSession.getActiveSession() is not None
-    spark = new_or_active(master, app, conf)
+    spark = new_or_active(master, conf)
     try:
         yield spark
     finally:
@@ -225,7 +218,7 @@ def has_ended() -> bool:
 def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkSession:
     """End a session that a query has broken; return a new one. Errors: as ``new_or_active``."""
     stop(old)
-    return new_or_active(master, conf=conf)
+    return new_or_active(master, conf)
 
 
 def stop(spark: SparkSession) -> None:

@@ -81,23 +81,17 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.encode(report)
 
 
-def from_json(data: bytes, path: str) -> Report:
-    """Decode a report. Errors: RelayError when it is not valid."""
-    try:
-        return msgspec.json.decode(data, type=Report)
-    except msgspec.MsgspecError as exc:
-        raise RelayError(
-            f"{path} is not a valid summary of an audit: {exc}",
-            hint="`relay audit run --out` writes one",
-        ) from exc
-
-
 def read_summary(path: str) -> Report:
-    """Read the summary of the run in a folder. Errors: RelayError when it is missing."""
+    """Read the summary of the run in a folder. Errors: RelayError without a valid one."""
     name = os.path.join(path, SUMMARY)
     try:
         with open(name, "rb") as file:
-            return from_json(file.read(), name)
+            return msgspec.json.decode(file.read(), type=Report)
+    except msgspec.MsgspecError as exc:
+        raise RelayError(
+            f"{name} is not a valid summary of an audit: {exc}",
+            hint="`relay audit run --out` writes one",
+        ) from exc
     except OSError as exc:
         raise RelayError(
             f"{name} cannot be read: {exc.strerror}",

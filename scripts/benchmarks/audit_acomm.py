@@ -54,7 +54,7 @@ def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     folder = str(root / "archive")
     write_archives(folder, messages)
     size = sum(path.stat().st_size for path in Path(folder).rglob("*.acomm"))
-    spark = spark_session(MASTER, "benchmark")
+    spark = spark_session(MASTER)
     parquet = str(root / "parquet")
     spark.read.format("acomm").load(folder).write.parquet(parquet)
 

@@ -75,7 +75,6 @@ def spark() -> Iterator[object]:
 
     session = spark_session(
         "local[1]",
-        "tests",
         {
             "spark.sql.shuffle.partitions": "1",
             "spark.sql.adaptive.enabled": "false",

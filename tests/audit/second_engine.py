@@ -26,7 +26,6 @@ from relay.audit.jobs import JOBS, statements
 from relay.audit.jobs.job import severities
 from relay.audit.jobs.statements import (
     BEFORE,
-    CHECK,
     CHECKS,
     FINDINGS,
     LOST,
@@ -41,6 +40,7 @@ from relay.audit.snapshot import HomeSnapshot
 Rows = list[dict[str, Any]]
 # What a group of so few values is exact in; and a name that the translation leaves.
 SAME = {"APPROX_QUANTILE": "QUANTILE_DISC", "TIMESTAMP_MICROS": "MAKE_TIMESTAMP"}
+CHECK = pa.schema([("name", pa.string()), ("severity", pa.string())])
 NAMED = ("message_id", "agent", "route", "path")
 
 

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from relay.audit.header import WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import Tables, Written, count_by, severities
-from relay.audit.lake_columns import TABLES, TEXT, always
+from relay.audit.lake_columns import TABLES
 from relay.audit.schemas import results
 from relay.audit.schemas.formats import in_spark
 from relay.audit.snapshot import HomeSnapshot
@@ -39,7 +39,6 @@ from relay.audit.snapshot import HomeSnapshot
 VIEW, TABLE, FINDINGS = "view", "table", "findings"
 SHARED = "shared"  # the file of views that several jobs read
 CHECKS, BEFORE, LOST = "checks", "_before", "lost"
-CHECK = pa.schema([always("name", TEXT, "class"), always("severity", TEXT, "error or warning")])
 _FROM = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
 _COMMENT = re.compile(r"--.*")
 _PART = re.compile(r"^-- (view|table|findings): (\w+)$", re.MULTILINE)

@@ -7,7 +7,7 @@ agent called itself or wrote, it is text. The template escapes everything but ou
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -276,16 +276,6 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     )
 
 
-def matching_rows(report: Report, tables: Mapping[str, Table]) -> list[PageTable]:
-    """Make every table of the page, with a bounded number of rows."""
-    return [_shown(table, report) for table in tables.values()]
-
-
-def class_anchors(shown: Iterable[PageTable]) -> list[str]:
-    """List the anchors of rows of one class."""
-    return [group.anchor for table in shown for group in table.groups if group.anchor]
-
-
 def _shown(table: Table, report: Report) -> PageTable:
     grouped = _rows(table)
     traced = "message_id" in table.columns and table.name.endswith("slowest")
@@ -366,8 +356,8 @@ def make_page(report: Report, folder: str, previous: Previous | None = None) -> 
     """
     found = checks(report, folder, previous)
     tables = tables_in(folder, [name for job in report.jobs.values() for name in job.tables])
-    shown = matching_rows(report, tables)
-    classes = class_anchors(shown)
+    shown = [_shown(table, report) for table in tables.values()]
+    classes = [group.anchor for table in shown for group in table.groups if group.anchor]
     page = _environment().get_template(TEMPLATE)
     text = page.render(
         report=report,
@@ -427,7 +417,8 @@ def headline(report: Report) -> str:
     if report.findings:
         errors = sum(job.errors for job in report.jobs.values())
         found = with_noun(report.findings, "finding")
-        parts.append(f"{found}: {with_noun(errors, 'error')}, {_warnings(report, errors)}")
+        warnings = with_noun(report.findings - errors, "warning")
+        parts.append(f"{found}: {with_noun(errors, 'error')}, {warnings}")
     elif not failed:
         parts.append("nothing is wrong in the rest" if report.lost else "nothing is wrong")
     if failed:
@@ -439,10 +430,6 @@ def headline(report: Report) -> str:
 def _lost(report: Report) -> str:
     parts = with_noun(len(report.lost), "part")
     return f"{parts} of store and journal could not be read"
-
-
-def _warnings(report: Report, errors: int) -> str:
-    return with_noun(report.findings - errors, "warning")
 
 
 def _state(report: Report) -> str:

@@ -17,11 +17,9 @@ none, and a damaged one fails the job with its name.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -123,7 +121,6 @@ class AcommReader(DataSourceReader):  # type: ignore[misc]
 
         Errors: RelayError that names the file.
         """
-        _freeze_gc()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         # Without files Spark asks for one partition nevertheless.
         for path in partition.paths if isinstance(partition, FilesPartition) else ():
@@ -142,17 +139,3 @@ def _with_name(path: str, exc: OSError | RelayError) -> Exception:
         return RelayError(f"{path}: {exc.strerror}")
     is_inside = isinstance(exc, FormatError) and exc.path != path
     return RelayError(f"{path}: {exc}") if is_inside else exc
-
-
-def _freeze_gc() -> None:
-    """Exclude existing objects from garbage collection in a worker, once.
-
-    Spark's daemon collects after every task: 26 ms, for modules that stay.
-    """
-    global _frozen
-    if not _frozen and TaskContext.get() is not None:
-        _frozen = True
-        gc.freeze()
-
-
-_frozen = False

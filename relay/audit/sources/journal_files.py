@@ -156,11 +156,6 @@ def home_settings(home: str) -> HomeSettings:
     return HomeSettings(objects, os.path.join(home, store.key_file) if store.encrypt else "")
 
 
-def home_of(stream: str) -> str:
-    """The home whose journal has the stream, if it is one's."""
-    return os.path.dirname(os.path.dirname(stream))
-
-
 def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> StreamPlan:
     """The segments of a stream with records of [start, end), in its present state.
 
@@ -448,8 +443,8 @@ class _PartReader:
             gap = self._lost if permissive else None
             for record in read_records(source, segment.base, segment.start, segment.end, gap):
                 offset, at_ms, flags, payload = record
-                if self._gaps:
-                    yield from self._taken_gaps()
+                gaps, self._gaps = self._gaps, []
+                yield from gaps
                 self._at_ms = at_ms
                 try:
                     frame = Marker(GAP, LOST) if flags & _GAP else decode(payload, offset)
@@ -468,7 +463,3 @@ class _PartReader:
         segment = self._segment
         self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
         self._damaged(JournalDamage(segment.folder, segment.segment_id, begin, end, str(why)))
-
-    def _taken_gaps(self) -> list[Row]:
-        found, self._gaps = self._gaps, []
-        return found

@@ -18,6 +18,7 @@ columns, and only those are decoded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -115,7 +116,7 @@ def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSetti
         crypto.load_key(key_file)  # so that an error comes now, and once
     objects = {
         one: options.get("objects")
-        or journal_files.home_settings(journal_files.home_of(one)).objects
+        or journal_files.home_settings(os.path.dirname(os.path.dirname(one))).objects
         for one in streams
     }
     return ReadSettings(objects, key_file, is_permissive(options))
