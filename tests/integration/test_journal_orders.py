@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from relay.base.config import Config, JournalSettings
+from relay.base.errors import StoreFull
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.session import Executors
+from relay.delivery.apply import StoreWriter
 from tests.box import Box
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, rows_of, until
@@ -140,14 +142,11 @@ def test_prune_without_a_word_of_what_to_keep_deletes_nothing(box: Box) -> None:
 def test_a_command_that_is_decided_twice_is_one_order(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relay.delivery.file_ops import DiskFull
+    def full(*_: object) -> None:
+        raise StoreFull("too many messages are active")
 
     with monkeypatch.context() as patch:
-
-        def full(*_: object) -> dict[str, str]:
-            raise DiskFull("no space left")
-
-        patch.setattr("relay.delivery.file_ops.stage", full)
+        patch.setattr(StoreWriter, "_own_files", full)  # of its reply
         sent = box.command("operator", "journal.seal")
     box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
