@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +57,9 @@ PROCESSES = {
     *("multiprocessing", "pexpect", "subprocess", "pyspark.sql.session"),
     *("tests.forks", "tests.procs", "tests.shells", "tests.reach.calls", "tests.faults.tracing"),
 }
+
+
+NUMBERS = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,6 +114,24 @@ def _is_quick(item: pytest.Item) -> bool:
         else set()
     )
     return not (item.get_closest_marker("slow") or used & PROCESSES)
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A directory of the test's own, which is removed unless it fails.
+
+    Pytest's own looks through what the tests before it left, to number it: with thousands of tests
+    that takes longer than many of them.
+    """
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(NUMBERS)}"
+    path.mkdir(mode=0o700)
+    failed = request.session.testsfailed
+    yield path
+    if request.session.testsfailed == failed:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
