@@ -11,13 +11,13 @@ import pytest
 from pyarrow import BufferReader
 from pyspark.sql import SparkSession
 
-from relay.audit import lake
+from relay.audit import lake, run
 from relay.audit.extract import extract
 from relay.audit.lake import default_name, home_id
 from relay.audit.lake_tables import tables
 from relay.base.clock import Clock
 from relay.base.errors import ArchivesUnreachable
-from tests.audit.home_builder import HomeBuilder
+from tests.audit.home_builder import HomeBuilder, stored_message
 from tests.audit.printed import parquet, relay_audit
 from tests.audit.test_acomm_objects import environment
 from tests.s3_server import BUCKET, s3_server
@@ -49,31 +49,33 @@ def ids(name: str) -> list[str]:
 
 
 def test_three_homes_are_judged_by_one_lake_in_a_bucket(
-    spark: SparkSession, server: str, tmp_path: Path
+    spark: SparkSession, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, list[str]] = {}
     for number, name in enumerate(("web", "db", "ci")):
         with contextlib.closing(HomeBuilder(tmp_path / name)) as home:
             for letter in "abc"[: number + 1]:
                 home.sent(f"1-{letter}")
-            # The last one is in no store file.
-            home.stored = home.stored[:number]
+            # The last one is in the store twice.
+            home.stored = [*home.stored, stored_message(9, f"1-{letter}")]
             home.write_store()
             out = tmp_path / "out" / name
-            words = ("run", "reconcile", "traffic", "--lake", URL, "--out", str(out))
+            words = ("run", "duplicates", "--lake", URL, "--out", str(out))
             done = relay_audit(*words, home=home.path)
             assert (done.exit_code, done.stderr) == (3, "")
-            assert relay_audit(*words, home=home.path).exit_code == 3  # as the lake keeps it
+            with monkeypatch.context() as patch:
+                patch.setattr(run, "session", None)  # the lake keeps what it said
+                assert relay_audit(*words, home=home.path).exit_code == 3
             found[home_id(default_name(home.path))] = [
                 f"{row['check']} {row['message_id']}" for row in parquet(out / "findings")
             ]
-    assert list(found.values()) == [[f"reconcile.missing 1-{letter}"] for letter in "abc"]
+    assert list(found.values()) == [[f"duplicates.numbered_twice 1-{letter}"] for letter in "abc"]
     tables(spark, URL)
     rows = spark.sql("""SELECT m.home, count(*), count(s.relay_id) FROM ledger_messages AS m
         LEFT JOIN store_messages AS s ON s.home = m.home AND s.relay_id = m.message_id
         GROUP BY ROLLUP (m.home)""").collect()
-    per_home = {home: (number + 1, number) for number, home in enumerate(found)}
-    assert {row[0]: (row[1], row[2]) for row in rows} == {**per_home, None: (6, 3)}
+    per_home = {home: (number + 2, number + 2) for number, home in enumerate(found)}
+    assert {row[0]: (row[1], row[2]) for row in rows} == {**per_home, None: (9, 9)}
 
 
 def test_a_lake_in_a_bucket(
