@@ -16,7 +16,6 @@ Files that none names are removed by the next run.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 
@@ -31,6 +30,7 @@ from relay.audit.jobs.job import FINDINGS, AuditJob
 from relay.audit.lake import (
     Lake,
     LakeManifest,
+    content_name,
     default_name,
     home_id,
     read_file,
@@ -40,7 +40,6 @@ from relay.audit.lake import (
 from relay.audit.lake_columns import TABLES
 from relay.audit.schemas import results
 from relay.audit.snapshot import HomeSnapshot
-from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
 
 JUDGED = "judged"
@@ -81,9 +80,6 @@ class KeptResults:
         """Copy a result into the folder of a run. Errors: RelayError, OSError."""
         for name, path in kept.files.items():
             data = read_file(self._lake, path)
-            if f".{_content(data)}." not in path:
-                why = f"{self._lake.url}/{path} is damaged: its SHA-256 is not that of its name"
-                raise RelayError(why, hint="remove it, and run again")
             os.makedirs(os.path.dirname(os.path.join(out, name)), mode=0o700, exist_ok=True)
             with open(os.path.join(out, name), "wb") as file:
                 file.write(data)
@@ -114,7 +110,7 @@ class KeptResults:
     def _put(self, job: str, out: str, name: str) -> str:
         with open(os.path.join(out, name), "rb") as file:
             data = file.read()
-        path = f"{self._folder}/{job}.{_content(data)}.parquet"
+        path = f"{self._folder}/{job}.{content_name(data)}.parquet"
         self._lake.write(path, data)
         return path
 
@@ -174,11 +170,6 @@ class KeptResults:
                     is_ns = pa.types.is_integer(column.type)
                     newest = max(newest, latest // _NS_PER_US if is_ns else latest)
         return newest
-
-
-def _content(data: bytes) -> str:
-    """Identify content: the beginning of its SHA-256."""
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _folders(job: AuditJob) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ class Lake(Protocol):
         """List the files below a folder, with their bytes."""
 
     def fetch(self, path: str, folder: str) -> str:
-        """Return where Spark reads a file: it reads no object store, but a copy in ``folder``."""
+        """Return where Spark reads a whole file: of an object store, a copy in ``folder``."""
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
@@ -158,6 +158,7 @@ class FolderLake:
         return {}
 
     def fetch(self, path: str, folder: str) -> str:
+        read_file(self, path)  # it is whole
         return f"{self.url}/{path}"
 
     def remove(self, path: str) -> None:
@@ -257,11 +258,19 @@ def read_manifest(lake: Lake, home: str) -> LakeManifest | None:
         raise RelayError(f"{path}: {exc}", hint="remove it: the next extract makes it") from exc
 
 
+def content_name(data: bytes) -> str:
+    """Identify content: the beginning of its SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:_NAME_DIGITS]
+
+
 def read_file(lake: Lake, path: str) -> bytes:
-    """Read a file that a manifest names. Errors: RelayError."""
+    """Read a file that is named by its content. Errors: RelayError."""
     data = lake.read(path)
     if data is None:
         raise RelayError(f"{lake.url}/{path} was removed meanwhile", hint="run again")
+    if f".{content_name(data)}." not in path:
+        why = f"{lake.url}/{path} is damaged: its SHA-256 is not that of its name"
+        raise RelayError(why, hint="remove it, and run again")
     return data
 
 
@@ -308,8 +317,8 @@ def _write(lake: Lake, home: str, part: str, table: str, rows: pa.Table) -> Lake
         rows, sink, compression="zstd", compression_level=1, store_schema=False,
         write_statistics=kept,
     )  # fmt: skip
-    data = sink.getvalue()
-    name = f"{part}.{hashlib.sha256(data).hexdigest()[:_NAME_DIGITS]}{SUFFIX}"
-    file = LakeFile(table, f"{folder_of(table, home)}/{name}", rows.num_rows, data.size)
-    lake.write(file.path, data.to_pybytes())
+    data = sink.getvalue().to_pybytes()
+    name = f"{part}.{content_name(data)}{SUFFIX}"
+    file = LakeFile(table, f"{folder_of(table, home)}/{name}", rows.num_rows, len(data))
+    lake.write(file.path, data)
     return file

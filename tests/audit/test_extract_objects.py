@@ -23,6 +23,7 @@ from tests.audit.test_acomm_objects import environment
 from tests.s3_server import BUCKET, s3_server
 
 URL = f"s3://{BUCKET}/audits/lake"
+THREE = f"s3://{BUCKET}/audits/three"  # servers of one process have one state
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_three_homes_are_judged_by_one_lake_in_a_bucket(
             home.stored = [*home.stored, stored_message(9, f"1-{letter}")]
             home.write_store()
             out = tmp_path / "out" / name
-            words = ("run", "duplicates", "--lake", URL, "--out", str(out))
+            words = ("run", "duplicates", "--lake", THREE, "--out", str(out))
             done = relay_audit(*words, home=home.path)
             assert (done.exit_code, done.stderr) == (3, "")
             with monkeypatch.context() as patch:
@@ -70,7 +71,7 @@ def test_three_homes_are_judged_by_one_lake_in_a_bucket(
                 f"{row['check']} {row['message_id']}" for row in parquet(out / "findings")
             ]
     assert list(found.values()) == [[f"duplicates.numbered_twice 1-{letter}"] for letter in "abc"]
-    tables(spark, URL)
+    tables(spark, THREE)
     rows = spark.sql("""SELECT m.home, count(*), count(s.relay_id) FROM ledger_messages AS m
         LEFT JOIN store_messages AS s ON s.home = m.home AND s.relay_id = m.message_id
         GROUP BY ROLLUP (m.home)""").collect()

@@ -21,6 +21,7 @@ from relay.audit.lake import LakeManifest, open_lake
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings
+from relay.base.errors import RelayError
 from relay.base.home import LEDGER
 from relay.daemon.housekeeper import packable
 from relay.ledger import archive_pack
@@ -173,6 +174,20 @@ def test_a_run_says_what_it_did_not_read_again(
     full = relay_audit(*words, "--full", home=home.path)
     assert (full.exit_code, "not read again" in full.stdout) == (1, False)
     assert "integrity: 1 finding (1 error)" in full.stdout
+
+
+def test_a_file_of_the_lake_that_decayed_is_not_judged(home: HomeBuilder, tmp_path: Path) -> None:
+    with_archives(home, 1)
+    extracted(home.snapshot(tmp_path / "one"), str(tmp_path / "lake"))
+    lake = open_lake(str(tmp_path / "lake"))
+    (path,) = (tmp_path / "lake" / "store_messages").rglob("archive-*.parquet")
+    flip(path)
+    below = str(path.relative_to(tmp_path / "lake"))
+    with pytest.raises(RelayError, match=f"{path} is damaged: its SHA-256 is not that of its name"):
+        lake.fetch(below, "")
+    path.unlink()
+    extracted(home.snapshot(tmp_path / "two"), str(tmp_path / "lake"))
+    assert lake.fetch(below, "") == str(path)
 
 
 # -- days as they come ---------------------------------------------------------------------
