@@ -156,7 +156,7 @@ def update(
     at_ns = snapshot.ledger.taken_ns
     in_lake = list(_in_lake(known, sources, there)) if known is not None else []
     again, kept = (in_lake, []) if full else _rota(in_lake, at_ns)
-    fresh = {one.path: one for one in sources}
+    fresh = {source.path: source for source in sources}
     # Grouped as before, what is read again is in files of the same names.
     groups = [[fresh.pop(path) for path in part.sources] for part in again]
     for path in (path for part in kept for path in part.sources):
@@ -182,7 +182,7 @@ def update(
     for path in there.keys() - {file.path for file in files}:
         lake.remove(path)
     problems = [line for part in parts for line in part.problems]
-    rows, size = sum(one.rows for one in files), sum(one.size for one in files)
+    rows, size = sum(file.rows for file in files), sum(file.size for file in files)
     read = sum(map(len, groups))
     return made, Extracted(name, len(sources), read, rows, size, problems)
 
@@ -193,7 +193,7 @@ def _in_lake(
     """The parts that are still as they were: their sources, and their files in the lake."""
     if known.version != version():
         return
-    present = {one.path: one.identity for one in sources if one.identity}
+    present = {source.path: source.identity for source in sources if source.identity}
     for part in known.parts:
         is_same = all(present.get(path) == its for path, its in part.sources.items())
         is_whole = not (part.problems or part.lost)  # what was away, or had no key, may be there
@@ -201,7 +201,7 @@ def _in_lake(
             part.sources
             and is_whole
             and is_same
-            and all(there.get(one.path) == one.size for one in part.files)
+            and all(there.get(file.path) == file.size for file in part.files)
         ):
             yield part
 
@@ -226,27 +226,27 @@ def _rota(parts: Sequence[LakePart], at_ns: int) -> tuple[list[LakePart], list[L
 def _groups(sources: Sequence[HomeSource]) -> Iterator[list[HomeSource]]:
     """Divide the sources into parts: small ones of a kind and month share one."""
     shared: dict[tuple[str, str], list[HomeSource]] = defaultdict(list)
-    for one in sources:
-        if one.size >= ALONE_BYTES or not one.month:
-            yield [one]
+    for source in sources:
+        if source.size >= ALONE_BYTES or not source.month:
+            yield [source]
         else:
-            shared[one.kind, one.month].append(one)
+            shared[source.kind, source.month].append(source)
     for group in shared.values():
         room = PART_BYTES
         part: list[HomeSource] = []
-        for one in group:
-            if part and one.size > room:
+        for source in group:
+            if part and source.size > room:
                 yield part
                 room, part = PART_BYTES, []
-            part.append(one)
-            room -= one.size
+            part.append(source)
+            room -= source.size
         yield part
 
 
 def _read_all(tasks: Sequence[PartTask]) -> Iterator[LakePart]:
     """Read the parts, the largest first; in two processes where there is much."""
-    ordered = sorted(tasks, key=lambda task: -sum(one.size for one in task.sources))
-    if sum(one.size for task in tasks for one in task.sources) < FEW_BYTES:
+    ordered = sorted(tasks, key=lambda task: -sum(source.size for source in task.sources))
+    if sum(source.size for task in tasks for source in task.sources) < FEW_BYTES:
         yield from map(read_task, ordered)
         return
     try:
@@ -289,13 +289,13 @@ def read_task(task: PartTask) -> LakePart:
         for file in write_rows(lake, task.home_id, label, table, batches)
     ]
     problems = [
-        line if line.startswith(one.path) else f"{one.path}: {line}"
-        for one in verdicts
-        if one.kind in _VERIFIED
-        for line in one.problems
+        line if line.startswith(verdict.path) else f"{verdict.path}: {line}"
+        for verdict in verdicts
+        if verdict.kind in _VERIFIED
+        for line in verdict.problems
     ]
-    identities = {one.path: one.identity for one in task.sources}
-    n_bytes = sum(one.size for one in task.sources)
+    identities = {source.path: source.identity for source in task.sources}
+    n_bytes = sum(source.size for source in task.sources)
     return LakePart(first.kind, identities, files, problems, lost, n_bytes, task.at_ns)
 
 
@@ -355,7 +355,7 @@ def _read_segment(task: PartTask, source: HomeSource) -> Rows:
         text = str(exc).replace(os.path.join(task.home, ""), "")
         verdicts.append(VerifiedFile(source.path, UNREAD, problems=[text]))
         lost = [str(exc)]
-    verdicts += [row for one in others for row in home_files.verify(task.home, one)]
+    verdicts += [row for unit in others for row in home_files.verify(task.home, unit)]
     return verdicts, rows, lost
 
 
@@ -377,9 +377,9 @@ def _read_originals(task: PartTask, source: HomeSource) -> Rows:
     plain = columns.remove(0)
     while rows := list(islice(found, BATCH_ROWS)):
         verdicts += [
-            VerifiedFile(one.path, one.kind, problems=[one.problem])
-            for one in rows
-            if one.kind == "pack" and one.problem
+            VerifiedFile(original.path, original.kind, problems=[original.problem])
+            for original in rows
+            if original.kind == "pack" and original.problem
         ]
         batches.append(with_bucket(columns, batch_of(rows, plain), "message_id"))
     return verdicts, {"originals": batches}, []
@@ -409,7 +409,7 @@ def _ledger(lake: Lake, ident: str, snapshot: HomeSnapshot) -> LakePart:
         if columns is plain or "bucket" not in columns.names:
             files += write_rows(lake, ident, "all", name, batches)
             continue
-        batches = [with_bucket(columns, one, "message_id") for one in batches]
+        batches = [with_bucket(columns, batch, "message_id") for batch in batches]
         rows = pa.Table.from_batches(batches, columns)
         months = pc.utf8_slice_codeunits(rows.column("bucket"), 0, 7)
         for month in sorted(pc.unique(months).to_pylist()):
@@ -453,15 +453,19 @@ def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePar
     }
     measured = [
         {
-            "part": one.part,
-            "day": one.day.isoformat() if one.day is not None else None,
-            "files": one.files,
-            "disk_bytes": one.n_bytes,
-            "pack_bytes": packs.get(one.day) if one.day and one.part == "archive" else None,
+            "part": measured.part,
+            "day": measured.day.isoformat() if measured.day is not None else None,
+            "files": measured.files,
+            "disk_bytes": measured.n_bytes,
+            "pack_bytes": packs.get(measured.day)
+            if measured.day and measured.part == "archive"
+            else None,
         }
-        for one in usage.measured
+        for measured in usage.measured
     ]
-    limits = [{"part": one.part, "days": one.days, "bytes": one.n_bytes} for one in usage.limits]
+    limits = [
+        {"part": limit.part, "days": limit.days, "bytes": limit.n_bytes} for limit in usage.limits
+    ]
     files: list[LakeFile] = []
     for table, rows in (("home", [home]), ("usage", measured), ("limits", limits)):
         batch = pa.RecordBatch.from_pylist(rows, schema=lake_columns.TABLES[table])

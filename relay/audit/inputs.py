@@ -154,8 +154,8 @@ class Inputs:
     def _load(self, table: str) -> DataFrame:
         """Read a table of the lake."""
         copies = os.path.join(self.snapshot.folder, "copies")
-        files = [one for one in self._made.files() if one.table == table]
-        paths = [self._lake.fetch(one.path, copies) for one in files]
+        files = [file for file in self._made.files() if file.table == table]
+        paths = [self._lake.fetch(file.path, copies) for file in files]
         frame = read_parquet(self.spark, lake_columns.TABLES[table], *paths)
         return frame.coalesce(1) if self._here else frame  # so little is joined in one task
 

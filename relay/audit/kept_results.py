@@ -103,7 +103,9 @@ class KeptResults:
 
     def _ages(self, job: AuditJob, out: str, names: list[str]) -> bool:
         """True when rows of a job have an age."""
-        if not any(f":{AGES}" in one.sql for one in statements.all_statements(job.name)):
+        if not any(
+            f":{AGES}" in statement.sql for statement in statements.all_statements(job.name)
+        ):
             return False
         return any(pq.read_metadata(os.path.join(out, name)).num_rows for name in names)
 
@@ -125,8 +127,8 @@ class KeptResults:
         if job.source or any(part.lost for part in self._made.parts):
             return None
         read = statements.all_statements(job.name)
-        text = "\n".join(one.sql for one in read)
-        tables = sorted({table for one in read for table in one.reads} & TABLES.keys())
+        text = "\n".join(statement.sql for statement in read)
+        tables = sorted({table for statement in read for table in statement.reads} & TABLES.keys())
         times = {
             name: value
             for name, value in statements.times(self._snapshot).items()
@@ -148,7 +150,7 @@ class KeptResults:
     def _rows(self, table: str, text: str) -> Iterator[str]:
         """Identify the rows of a table, in whatever files they are."""
         if table not in BY_VALUE:
-            yield from sorted(one.path for one in self._made.files() if one.table == table)
+            yield from sorted(file.path for file in self._made.files() if file.table == table)
             return
         names = [name for name in TABLES[table].names if statements.has_word(text, name)]
         yield from sorted(map(repr, read_rows(self._lake, self._made, table, names).to_pylist()))
@@ -158,11 +160,11 @@ class KeptResults:
         newest = 0
         for table in tables:
             names = [
-                one.name
-                for one in TABLES[table]
-                if (pa.types.is_timestamp(one.type) or one.name == "created_ns")
+                column.name
+                for column in TABLES[table]
+                if (pa.types.is_timestamp(column.type) or column.name == "created_ns")
                 and table not in BY_VALUE
-                and statements.has_word(text, one.name)
+                and statements.has_word(text, column.name)
             ]
             if names:
                 for column in read_rows(self._lake, self._made, table, names).columns:

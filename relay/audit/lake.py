@@ -154,7 +154,7 @@ class FolderLake:
         root = os.path.join(self.url, folder)
         with contextlib.suppress(FileNotFoundError):
             with os.scandir(root) as entries:
-                return {f"{folder}/{one.name}": one.stat().st_size for one in entries}
+                return {f"{folder}/{entry.name}": entry.stat().st_size for entry in entries}
         return {}
 
     def fetch(self, path: str, folder: str) -> str:
@@ -217,7 +217,7 @@ class BucketLake:
         with explained(f"{self.url}/{folder}"):
             selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
             found = self._store.get_file_info(selector)
-        return {f"{folder}/{one.base_name}": one.size for one in found}
+        return {f"{folder}/{info.base_name}": info.size for info in found}
 
     def fetch(self, path: str, folder: str) -> str:
         copies = FolderLake(folder)
@@ -278,9 +278,9 @@ def read_rows(
     lake: Lake, made: LakeManifest, table: str, names: Sequence[str] | None = None
 ) -> pa.Table:
     """Read columns of a home's rows of a table, or all. Errors: RelayError."""
-    paths = [one.path for one in made.files() if one.table == table]
+    paths = [file.path for file in made.files() if file.table == table]
     read = [pa.BufferReader(read_file(lake, path)) for path in paths]
-    return pa.concat_tables(pq.read_table(one, columns=names) for one in read)
+    return pa.concat_tables(pq.read_table(path, columns=names) for path in read)
 
 
 def homes_of(lake: Lake) -> list[str]:

@@ -400,7 +400,7 @@ def buckets_of(ids: pa.Array) -> pa.Array:
     days = numbers.cast(pa.timestamp("ns")).cast(pa.date32(), safe=False).cast(pa.string())
     if pc.all(has_time, min_count=0).as_py():
         return days
-    others = [None if known else _hashed(one) for one, known in
+    others = [None if known else _hashed(message_id) for message_id, known in
               zip(ids.to_pylist(), has_time.to_pylist(), strict=True)]  # fmt: skip
     return pc.if_else(has_time, days, pa.array(others, pa.string()))
 
@@ -413,7 +413,7 @@ def _hashed(message_id: str | None) -> str:
 def batch_of(rows: Sequence[Sequence[Any]], columns: pa.Schema) -> pa.RecordBatch:
     """Make a batch of rows, each in the order of the columns; times are numbers or have a zone."""
     values = list(zip(*rows, strict=True)) or [()] * len(columns)
-    arrays = [pa.array(given, one.type) for given, one in zip(values, columns, strict=True)]
+    arrays = [pa.array(given, column.type) for given, column in zip(values, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 

@@ -47,15 +47,15 @@ def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
             yield HomeSource("attachment", unit.shown, *_listed(unit.path), given=unit)
         elif unit.kind == "journal":
             plan = plans.get(unit.path)
-            damage = [one.reason for one in plan.damage] if plan is not None else []
+            damage = [damaged.reason for damaged in plan.damage] if plan is not None else []
             yield HomeSource("journal", unit.shown, "", given=(unit, damage))
         else:
             yield HomeSource("store", unit.shown, "", given=unit)
     yield from _segments(plans, segments)
     days: dict[str, list[ArchiveUnit]] = defaultdict(list)
-    for one in originals.plan(home):
-        name = one.day if one.agent else originals.pack_name(one.day)
-        days[f"{originals.FOLDER}/{name}"].append(one)
+    for original in originals.plan(home):
+        name = original.day if original.agent else originals.pack_name(original.day)
+        days[f"{originals.FOLDER}/{name}"].append(original)
     for path, of_day in sorted(days.items()):
         whole = os.path.join(home, path)
         if of_day[0].agent:  # it becomes a pack one day
@@ -75,11 +75,11 @@ def _segments(
             parts[os.path.basename(stream), part.segment_id] = part
     for key in sorted(parts.keys() | units.keys()):
         span, of_segment = parts.get(key), units.get(key, [])
-        stamps = [_stamp(one.path) for one in of_segment]
+        stamps = [_stamp(unit.path) for unit in of_segment]
         named = zip(of_segment, stamps, strict=True)
-        each = [f"{one.shown} {stamp} {one.entry}" for one, (stamp, _) in named]
+        each = [f"{unit.shown} {stamp} {unit.entry}" for unit, (stamp, _) in named]
         identity = "; ".join([str(span and span[1:]), *each])
-        entry = next((one.entry for one in of_segment), None)
+        entry = next((unit.entry for unit in of_segment), None)
         is_sealed = span is not None and entry is not None and entry.sealed
         month = iso_date(span.created_ms * NS_PER_MS)[:7] if span and is_sealed else ""
         # Of one that only Tier 2 has, the object's.

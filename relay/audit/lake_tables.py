@@ -41,7 +41,7 @@ def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
     Errors: RelayError without a lake, or with no such home.
     """
     opened = open_lake(lake)
-    wanted = {home_id(name): name for name in names} or {one: one for one in homes_of(opened)}
+    wanted = {home_id(name): name for name in names} or {ident: ident for ident in homes_of(opened)}
     if not wanted:
         raise RelayError(f"{lake}: no lake", hint="`relay audit extract --lake DIR` makes one")
     copies = private_folder("lake") if is_remote(lake) else ""

@@ -187,7 +187,7 @@ def _make(name: str, sql: str, inputs: Inputs) -> Tables:
         for part in (F.lit(column), F.col(f"_{at}").cast("string"))
     ]
     detail = F.create_map(*parts) if parts else F.create_map().cast("map<string,string>")
-    named = [(F.col(of[one]) if one in of else F.lit(None)).alias(one) for one in NAMED]
+    named = [(F.col(of[name]) if name in of else F.lit(None)).alias(name) for name in NAMED]
     known = F.map_filter(detail, lambda _, value: value.isNotNull()).alias("detail")
     return {name: conform(numbered.select(*named, known), ROW)}
 
@@ -252,7 +252,7 @@ _STORED = ("deliveries", "channels", "subscriptions")
 View = Callable[[Inputs, str], DataFrame]  # from the SQL, which tells rare columns
 VIEWS: Mapping[str, View] = {
     **{table: partial(_table, f"{LEDGER_PREFIX}{table}") for table in LEDGER},
-    **{f"store_{one}": partial(_table, f"store_{one}") for one in _STORED},
+    **{f"store_{name}": partial(_table, f"store_{name}") for name in _STORED},
     "store_messages": _messages,
     "journal": _journal,
     "originals": partial(_table, "originals"),

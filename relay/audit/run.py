@@ -167,7 +167,9 @@ def _plain(
         if is_usual and request.lake is not None and not request.strict:
             kept = KeptResults(*made, snapshot)
             results = {job.name: kept.of(job) for job in rest if not request.full}
-            found |= {name: partial(kept.copy, one) for name, one in results.items() if one}
+            found |= {
+                name: partial(kept.copy, folder) for name, folder in results.items() if folder
+            }
         elif is_usual and request.lake is None and not any(job.source for job in rest):
             if tables := unused.tables_of(*made):
                 found |= {job.name: partial(_write_plain, job, lambda: tables) for job in rest}

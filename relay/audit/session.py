@@ -251,7 +251,7 @@ class _Jvm:
         """End a JVM that was being started when the user interrupted: nothing else knows of it."""
         if not self.starting:
             return
-        launched = [one for one in psutil.Process().children() if one.pid not in self.others]
+        launched = [child for child in psutil.Process().children() if child.pid not in self.others]
         for child in launched:
             try:
                 os.killpg(child.pid, signal.SIGKILL)  # a script, what it runs, at last the JVM

@@ -34,23 +34,23 @@ def tables_of(lake: Lake, made: LakeManifest) -> dict[str, pa.Table] | None:
 
     Errors: RelayError, OSError when the lake cannot be read.
     """
-    if {one.table for one in made.files() if one.rows} - _TABLES - _REGISTERS:
+    if {file.table for file in made.files() if file.rows} - _TABLES - _REGISTERS:
         return None
     names = ("home", "files", "journal_records", "ledger_agents")
     found = {name: read_rows(lake, made, name).to_pylist() for name in names}
     (home,), files = found["home"], found["files"]
     if (
         any(part.problems or part.lost for part in made.parts)
-        or any(one["problems"] or one["warnings"] or one["day"] for one in files)
-        or {one["kind"] for one in files} - _KINDS
-        or {one["event"] for one in found["journal_records"]} - _EVENTS
+        or any(file["problems"] or file["warnings"] or file["day"] for file in files)
+        or {file["kind"] for file in files} - _KINDS
+        or {record["event"] for record in found["journal_records"]} - _EVENTS
         or (home["follows"] or 0) > (home["journal_end"] or 0)
     ):
         return None
     rows: dict[str, list[Row]] = {
         "integrity": [_verified(file) for file in files],
         "reconcile_journal": [("followed", home["follows"], home["journal_end"], 0, None)],
-        "agents": [_life(home["observed_until"], one) for one in found["ledger_agents"]],
+        "agents": [_life(home["observed_until"], agent) for agent in found["ledger_agents"]],
     }
     schemas = {name: schema for job in SQL_JOBS for name, schema in job.tables.items()}
     schemas[FINDINGS] = FINDING

@@ -264,7 +264,7 @@ class _Watch:
 
     def ends(self) -> Offsets:
         """Return where the streams end now."""
-        return {one: journal_files.plan(one, strict=False).end for one in self._streams()}
+        return {stream: journal_files.plan(stream, strict=False).end for stream in self._streams()}
 
     def next(self, last: Offsets | None) -> WatchedBatch | None:
         """Make the next batch; None when nothing is new, up to ``last``.
@@ -351,9 +351,9 @@ class _Watch:
         for stream, plan in plans:
             settings = ReadSettings({stream: where.objects}, where.key_file or None, True, True)
             begin = self.position.offsets.get(stream, plan.first)
-            fresh = [one for one in plan.damage if one.reason not in self.position.damaged]
+            fresh = [gap for gap in plan.damage if gap.reason not in self.position.damaged]
             if fresh:
-                damaged += [one.reason for one in fresh]
+                damaged += [gap.reason for gap in fresh]
                 found += gap_rows(fresh, lake_columns.JOURNAL)
                 starts[stream] = ends[stream] = begin
             _sync(plan)

@@ -144,11 +144,11 @@ def by_day(sent: Mapping[date, Sent], sizes: HomeUsage) -> dict[date, Day]:
     """
     kept = Counter[tuple[str, date]]()
     ledger = 0
-    for one in sizes.measured:
-        if one.day is not None:
-            kept[one.part, one.day] += one.n_bytes
-        if one.part == LEDGER_PART:
-            ledger += one.n_bytes
+    for measured in sizes.measured:
+        if measured.day is not None:
+            kept[measured.part, measured.day] += measured.n_bytes
+        if measured.part == LEDGER_PART:
+            ledger += measured.n_bytes
     total = max(sum(day.messages for day in sent.values()), 1)
     return {
         day: Day(
@@ -164,9 +164,9 @@ def by_day(sent: Mapping[date, Sent], sizes: HomeUsage) -> dict[date, Day]:
 def by_part(days: Mapping[date, Day], sizes: HomeUsage) -> list[Part]:
     """Measure the size, growth and limit of each part of the home."""
     files, n_bytes = Counter[str](), Counter[str]()
-    for one in sizes.measured:
-        files[one.part] += one.files
-        n_bytes[one.part] += one.n_bytes
+    for measured in sizes.measured:
+        files[measured.part] += measured.files
+        n_bytes[measured.part] += measured.n_bytes
     limits = {limit.part: limit for limit in sizes.limits}
     rates = _rates(days, sizes.until)
     parts = []

@@ -47,7 +47,7 @@ class AuditJob:
     plain: Callable[[HomeSnapshot], Plain] | None = None
     findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
     found_in: frozenset[str] = frozenset()  # the tables that these are read from
-    may_find: Callable[[Written], bool] = any_rows  # False: without looking there is no finding
+    may_find: Callable[[Written], bool] = any_rows  # False: without looking, nothing is found
     shown: Callable[[Written], Rows] | None = None  # the rows to print
     source: str = ""  # the file of an own check
     reads_kept: bool = False  # it reads store or journal, where rows may be missing
@@ -58,7 +58,7 @@ def count_by(
 ) -> dict[str, int]:
     """Count the rows of each value of the column, sorted by value."""
     values = rows.to_table(columns=[column], filter=where)[column].value_counts()
-    return dict(sorted((str(one["values"]), one["counts"].as_py()) for one in values))
+    return dict(sorted((str(pair["values"]), pair["counts"].as_py()) for pair in values))
 
 
 def sums(rows: Dataset, *names: str) -> dict[str, int]:

@@ -78,8 +78,8 @@ def statements(job: str) -> tuple[Statement, ...]:
 def all_statements(job: str) -> list[Statement]:
     """The statements of a job's file, and those of shared.sql that they read."""
     own = statements(job)
-    read = {name for one in own for name in one.reads}
-    return [*own, *(one for one in statements(SHARED) if one.name in read)]
+    read = {name for statement in own for name in statement.reads}
+    return [*own, *(statement for statement in statements(SHARED) if statement.name in read)]
 
 
 def has_word(sql: str, word: str) -> bool:
@@ -89,7 +89,7 @@ def has_word(sql: str, word: str) -> bool:
 
 def reads_kept(job: str) -> bool:
     """True when a job reads store or journal, where rows may be missing."""
-    read = {table for one in all_statements(job) for table in one.reads}
+    read = {table for statement in all_statements(job) for table in statement.reads}
     return any(table.startswith(("store_", "journal_")) for table in read & TABLES.keys())
 
 
@@ -115,7 +115,7 @@ def make(job: str, inputs: Inputs) -> Tables:
 
 def shared(name: str, inputs: Inputs) -> DataFrame:
     """A view that several jobs read, computed once in a run."""
-    (statement,) = (one for one in statements(SHARED) if one.name == name)
+    (statement,) = (shared for shared in statements(SHARED) if shared.name == name)
     return _view(SHARED, statement, inputs, {})
 
 
@@ -127,7 +127,7 @@ def _view(
     def run() -> DataFrame:
         read = {name: frame for name, frame in made.items() if name in statement.reads}
         if job != SHARED:
-            several = {one.name for one in statements(SHARED)} & statement.reads.keys()
+            several = {shared.name for shared in statements(SHARED)} & statement.reads.keys()
             read |= {name: shared(name, inputs) for name in several}
         if CHECKS in statement.reads:
             read[CHECKS] = _checks(job, inputs.spark)
@@ -142,7 +142,7 @@ def _view(
             sql = _cast(sql, schemas[statement.name])
         return _query(inputs.spark, sql, read)
 
-    if job == SHARED or sum(one.reads[statement.name] for one in statements(job)) > 1:
+    if job == SHARED or sum(reader.reads[statement.name] for reader in statements(job)) > 1:
         return inputs.cached(f"{job} {statement.name}", run)
     return run()
 
@@ -150,8 +150,8 @@ def _view(
 def _cast(sql: str, columns: pa.Schema) -> str:
     """Give a SELECT exactly these columns, in their order and of their types."""
     cast = [
-        f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`"
-        for one in in_spark(columns)
+        f"CAST(`{column.name}` AS {column.dataType.simpleString()}) AS `{column.name}`"
+        for column in in_spark(columns)
     ]
     return f"SELECT {', '.join(cast)} FROM (\n{sql}\n)"
 
@@ -175,7 +175,12 @@ def _query(spark: SparkSession, sql: str, read: Mapping[str, DataFrame]) -> Data
 
 def found_in(job: str) -> frozenset[str]:
     """The tables that a job's findings are read from."""
-    read = {name for one in statements(job) if one.kind == FINDINGS for name in one.reads}
+    read = {
+        name
+        for statement in statements(job)
+        if statement.kind == FINDINGS
+        for name in statement.reads
+    }
     return frozenset(read & results.TABLES[job].keys())
 
 
@@ -184,12 +189,12 @@ def may_find(job: str, tables: Written) -> bool:
 
     None of the tables has a row, or none of a class that the statements of findings name.
     """
-    for one in (one for one in statements(job) if one.kind == FINDINGS):
-        read = one.reads.keys() & tables.keys()
-        is_of_class = _OF_CLASS.search(one.sql) if len(read) == 1 else None
-        if CHECKS in one.reads:
+    for statement in (statement for statement in statements(job) if statement.kind == FINDINGS):
+        read = statement.reads.keys() & tables.keys()
+        is_of_class = _OF_CLASS.search(statement.sql) if len(read) == 1 else None
+        if CHECKS in statement.reads:
             table, names = job, set(severities(job))
-        elif is_of_class and " OR " not in one.sql:
+        elif is_of_class and " OR " not in statement.sql:
             table, names = is_of_class[1], set(_WORD.findall(is_of_class[2]))
         else:
             if any(tables[name].count_rows() for name in read):
@@ -206,12 +211,14 @@ def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
     def make(tables: Tables, observed_at: datetime) -> DataFrame:
         spark = next(iter(tables.values())).sparkSession
         found: dict[str, DataFrame] = {}
-        for at, one in enumerate(one for one in statements(job) if one.kind == FINDINGS):
-            read = {name: frame for name, frame in tables.items() if name in one.reads}
-            if CHECKS in one.reads:
+        for at, statement in enumerate(
+            statement for statement in statements(job) if statement.kind == FINDINGS
+        ):
+            read = {name: frame for name, frame in tables.items() if name in statement.reads}
+            if CHECKS in statement.reads:
                 read[CHECKS] = _checks(job, spark)
-            rows = _query(spark, one.sql, read)
-            selected = _as_findings(job, one, rows.columns, observed_at)
+            rows = _query(spark, statement.sql, read)
+            selected = _as_findings(job, statement, rows.columns, observed_at)
             found[f"{selected} FROM found_{at}"] = rows
         views = {text.rpartition(" ")[2]: rows for text, rows in found.items()}
         return _query(spark, _cast(" UNION ALL ".join(found), results.FINDING), views)

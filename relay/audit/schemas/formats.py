@@ -25,13 +25,13 @@ def in_spark(columns: pa.Schema, *without: str) -> StructType:
     return StructType(
         [
             StructField(
-                one.name,
-                from_arrow_type(one.type, prefer_timestamp_ntz=False),
-                one.nullable,
-                {"comment": comment_of(one)},
+                column.name,
+                from_arrow_type(column.type, prefer_timestamp_ntz=False),
+                column.nullable,
+                {"comment": comment_of(column)},
             )
-            for one in columns
-            if one.name not in without
+            for column in columns
+            if column.name not in without
         ]
     )
 
@@ -70,7 +70,7 @@ def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
 
 def conform(frame: DataFrame, columns: pa.Schema) -> DataFrame:
     """Give a frame exactly these columns, in their order and of their types."""
-    return frame.select(*[F.col(one.name).cast(one.dataType) for one in in_spark(columns)])
+    return frame.select(*[F.col(field.name).cast(field.dataType) for field in in_spark(columns)])
 
 
 def check_columns(asked: StructType, known: StructType, what: str) -> None:

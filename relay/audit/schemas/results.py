@@ -487,5 +487,5 @@ TABLES: dict[str, dict[str, pa.Schema]] = {
 
 def arrow_table(rows: Iterable[tuple[object, ...]], columns: pa.Schema) -> pa.Table:
     """Make a table of rows; times in microseconds, or with a time zone."""
-    plain = pa.schema([one.remove_metadata() for one in columns])  # a file needs no comments
+    plain = pa.schema([column.remove_metadata() for column in columns])  # a file needs no comments
     return pa.Table.from_batches([batch_of(list(rows), plain)])

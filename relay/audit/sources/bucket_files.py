@@ -82,7 +82,7 @@ def list_objects(path: str) -> dict[str, int]:
     selector = fs.FileSelector(f"{bucket}/{folder}", recursive=True, allow_not_found=True)
     with explained(path):
         infos = store.get_file_info(selector)
-        sizes = {one.path: one.size for one in infos if one.type == fs.FileType.File}
+        sizes = {info.path: info.size for info in infos if info.type == fs.FileType.File}
         if not sizes and store.get_file_info(bucket).type == fs.FileType.NotFound:
             raise OSError(NO_BUCKET)
     if is_folder:

@@ -102,7 +102,7 @@ def verify(home: str, unit: FileUnit) -> Iterator[VerifiedFile]:
         yield from _attachments(home, unit)
         return
     checks: dict[str, Callable[[FileUnit], VerifiedFile]] = {
-        "store": lambda one: _store(one, home),
+        "store": lambda unit: _store(unit, home),
         "journal": _journal,
         "segment": _segment,
         "object": _object,
@@ -161,7 +161,7 @@ def _segment(unit: FileUnit) -> VerifiedFile:
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     if entry is not None and entry.sealed:
         row = _with_facts(row, unit, entry)
-        if any(one.severity is Severity.ERROR for one in found):  # so that its day differs
+        if any(finding.severity is Severity.ERROR for finding in found):  # so that its day differs
             row = row._replace(sha256=None)
     return _with_findings(row, found)
 
@@ -184,8 +184,8 @@ def segment_of(unit: FileUnit) -> tuple[str, int]:
 def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFile:
     """Add the findings of a store's check."""
     lines: dict[bool, list[str]] = {True: [], False: []}
-    for one in findings:
-        lines[one.severity is Severity.ERROR].append(one.text)
+    for finding in findings:
+        lines[finding.severity is Severity.ERROR].append(finding.text)
     return row._replace(problems=lines[True], warnings=lines[False])
 
 
@@ -225,7 +225,7 @@ def _attachment(unit: FileUnit, name: str) -> Callable[[], VerifiedFile]:
         row = VerifiedFile(shown, unit.kind, size=os.lstat(path).st_size)
         if len(name) != 64:  # set aside, or being written
             return row._replace(warnings=["not the name of an attachment"])
-        problems = [one.text for one in attachments.check_file(path)]
+        problems = [finding.text for finding in attachments.check_file(path)]
         return row._replace(item=name, sha256=None if problems else name, problems=problems)
 
     return look

@@ -140,7 +140,7 @@ def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
     needs = {"type"}.union(*(_COLUMNS[name].needs for name in columns))
     event = _struct("Event", sorted(needs))
     kinds = {"event": event, "start": Start, "checkpoint": Checkpoint, "sealed": bytes, "seq": int}
-    fields: list[Any] = [("v", int), *((name, one | None, None) for name, one in kinds.items())]
+    fields: list[Any] = [("v", int), *((name, kind | None, None) for name, kind in kinds.items())]
     frame: Any = msgspec.defstruct("Frame", fields, gc=False)
     decode, codec = msgspec.msgpack.Decoder(frame).decode, EventCodec(key)
 
@@ -258,27 +258,27 @@ def _about(event: Any) -> Sequence[int]:
     if event.message_ids is not None:
         return event.message_ids  # type: ignore[no-any-return]
     if event.deliveries is not None:
-        return tuple({one[0]: None for one in event.deliveries})
+        return tuple({delivery[0]: None for delivery in event.deliveries})
     return (event.key[1],) if event.key is not None else ()
 
 
 def _number(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     numbers = [_about(event) for event in rows.events]
-    return _u64([one[0] if len(one) == 1 else None for one in numbers], kind)
+    return _u64([ids[0] if len(ids) == 1 else None for ids in numbers], kind)
 
 
 def _message_numbers(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     every = [_about(event) for event in rows.events]
-    flat = _u64([number for one in every for number in one], kind.value_type)
+    flat = _u64([number for ids in every for number in ids], kind.value_type)
     return pa.ListArray.from_arrays(_offsets(every), flat, type=kind)
 
 
 def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
     """Return where each list begins in the flat one, and the end; NULL for an empty one."""
     at, offsets = 0, []
-    for one in lists:
-        offsets.append(at if one else None)
-        at += len(one)
+    for items in lists:
+        offsets.append(at if items else None)
+        at += len(items)
     return pa.array([*offsets, at], pa.int32())
 
 
@@ -288,7 +288,7 @@ def _recipients(event: Any) -> Sequence[str] | None:
     if event.recipient is not None:
         return (event.recipient,)
     if event.deliveries is not None:
-        return tuple({one[1]: None for one in event.deliveries})
+        return tuple({delivery[1]: None for delivery in event.deliveries})
     if event.type == "MessageReceived":
         return (event.participant,)
     return (event.key[2],) if event.key is not None else None
@@ -339,7 +339,7 @@ def _attempt(event: Any) -> int | None:
 
 def _due_ms(rows: RecordRows) -> list[int | None]:
     return [
-        (event.due_ms if (one := event.delivery) is None else one.due_ms) or None
+        (event.due_ms if (delivery := event.delivery) is None else delivery.due_ms) or None
         for event in rows.events
     ]
 
@@ -398,7 +398,7 @@ def _reasons(rows: RecordRows) -> list[str | None]:
 def _controls(part: str, name: str) -> Make:
     return _list(
         lambda rows: [
-            getattr(one, name) if (one := getattr(frame, part)) is not None else None
+            getattr(found, name) if (found := getattr(frame, part)) is not None else None
             for frame in rows.frames
         ]
     )

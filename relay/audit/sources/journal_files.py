@@ -171,7 +171,7 @@ def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = 
         raise JournalError(f"{folder}: segments change faster than they can be listed")
     if end is None:
         return found
-    kept = [one._replace(end=min(one.end, end)) for one in found.segments if one.start < end]
+    kept = [part._replace(end=min(part.end, end)) for part in found.segments if part.start < end]
     return found._replace(segments=kept, end=min(end, found.end))
 
 
@@ -399,10 +399,10 @@ def read_rows(
 def gap_rows(damage: Iterable[JournalDamage], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Make a row ``Gap``, as of now, of each part of a stream that a plan could not read."""
     now_ms = Clock().now_ns() // NS_PER_MS
-    for one in damage:
-        at = one.offset or 0
-        row = (at, one.end or at, now_ms, Marker(GAP, one.reason))
-        yield to_batch(RecordRows(one.folder, one.segment_id or 0, [row]), schema)
+    for damaged in damage:
+        at = damaged.offset or 0
+        row = (at, damaged.end or at, now_ms, Marker(GAP, damaged.reason))
+        yield to_batch(RecordRows(damaged.folder, damaged.segment_id or 0, [row]), schema)
 
 
 class _PartReader:

@@ -29,7 +29,10 @@ _LISTED = pa.field("deliveries", pa.list_(_DELIVERY))
 _SENT = lake_columns.JOURNAL_SENT.remove(0)
 _RECORDS = lake_columns.JOURNAL_RECORDS
 _MOVES = pa.schema(
-    [*(one for one in lake_columns.JOURNAL_MOVES if one.name not in _DELIVERY.names), _LISTED]
+    [
+        *(column for column in lake_columns.JOURNAL_MOVES if column.name not in _DELIVERY.names),
+        _LISTED,
+    ]
 )
 COLUMNS = sorted({*_SENT.names, *_RECORDS.names, *_MOVES.names})
 SENT = "MessageSent"
@@ -103,7 +106,7 @@ def _tables(every: Iterable[RecordRows], shown: str) -> dict[str, list[pa.Record
         sent = to_batch(rows.where(is_sent), _SENT)
         moved = to_batch(rows, _MOVES)
         has_moves = moved.column(_LISTED.name).is_valid().to_pylist()
-        is_other = [not (one or other) for one, other in zip(is_sent, has_moves, strict=True)]
+        is_other = [not (sent or moved) for sent, moved in zip(is_sent, has_moves, strict=True)]
         columns = lake_columns.JOURNAL_SENT
         found["journal_sent"].append(lake_columns.with_bucket(columns, sent, "relay_id"))
         found["journal_moves"].append(_moves(moved))

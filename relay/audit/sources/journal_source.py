@@ -91,7 +91,9 @@ class Aof2Reader(DataSourceReader):  # type: ignore[misc]
         self._settings = settings
         self._schema = schema
         strict = not settings.permissive
-        plans = [journal_files.plan(one, end=until.get(one), strict=strict) for one in streams]
+        plans = [
+            journal_files.plan(stream, end=until.get(stream), strict=strict) for stream in streams
+        ]
         self._segments = [segment for plan in plans for segment in plan.segments]
         self._damage = [damage for plan in plans for damage in plan.damage]
 
@@ -115,8 +117,8 @@ def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSetti
     if key_file:
         crypto.load_key(key_file)  # so that an error comes now, and once
     objects = {
-        one: options.get("objects")
-        or journal_files.home_settings(os.path.dirname(os.path.dirname(one))).objects
-        for one in streams
+        stream: options.get("objects")
+        or journal_files.home_settings(os.path.dirname(os.path.dirname(stream))).objects
+        for stream in streams
     }
     return ReadSettings(objects, key_file, is_permissive(options))

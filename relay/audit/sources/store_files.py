@@ -50,9 +50,9 @@ def batches(path: str, sections: Sequence[str], schema: pa.Schema) -> Iterator[p
             rows = file.tables(path).tables[f"store_{sections[0]}"]
             yield from (batch.select(schema.names) for batch in rows)
             return
-        ready = [one for name in sections if (one := file.messages(name, schema)) is not None]
-    for one in ready:
-        yield from one.batches(schema)
+        ready = [part for name in sections if (part := file.messages(name, schema)) is not None]
+    for part in ready:
+        yield from part.batches(schema)
 
 
 @contextlib.contextmanager
@@ -124,27 +124,30 @@ class _OpenFile:
         state = EngineState.decode(read_blocks(self._section(SectionType.ENGINE_STATE)))
         parts = [self.messages("messages", plain)]
         # What has no messages is not decoded.
-        if self.header.message_count > sum(one.table.count for one in parts if one is not None):
+        if self.header.message_count > sum(part.table.count for part in parts if part is not None):
             parts.append(self.messages("archive", plain))
         if self.header.dead_letter_count:
             parts.append(self.messages("dead_letters", plain))
         messages = []
         relay_ids: dict[int, str | None] = {}
-        for one in (batch for part in parts if part for batch in part.batches(plain)):
-            named = pa.repeat(pa.scalar(shown), len(one))
-            one = one.set_column(one.schema.get_field_index("file"), columns.field("file"), named)
-            messages.append(with_bucket(columns, one, "relay_id"))
+        for batch in (batch for part in parts if part for batch in part.batches(plain)):
+            named = pa.repeat(pa.scalar(shown), len(batch))
+            batch = batch.set_column(
+                batch.schema.get_field_index("file"), columns.field("file"), named
+            )
+            messages.append(with_bucket(columns, batch, "relay_id"))
             if state.deliveries:
-                numbers = map(int, one.column("id").to_pylist())
-                relay_ids.update(zip(numbers, one.column("relay_id").to_pylist(), strict=True))
+                numbers = map(int, batch.column("id").to_pylist())
+                relay_ids.update(zip(numbers, batch.column("relay_id").to_pylist(), strict=True))
         deliveries = [
             (shown, number, relay_ids.get(number), recipient, delivery.state.label)
             for number, of_message in state.deliveries.items()
             for recipient, delivery in of_message.items()
         ]
-        channels = [_channel(shown, one) for one in self._records(_CHANNELS, read_channel)]
+        channels = [_channel(shown, channel) for channel in self._records(_CHANNELS, read_channel)]
         subscriptions = [
-            _subscription(shown, one) for one in self._records(_SUBSCRIPTIONS, read_subscription)
+            _subscription(shown, subscription)
+            for subscription in self._records(_SUBSCRIPTIONS, read_subscription)
         ]
         columns = lake_columns.STORE_DELIVERIES
         delivered = batch_of(deliveries, columns.remove(0))
@@ -277,20 +280,31 @@ def _at(seconds: int | None) -> int | None:
     return seconds * MICROS if seconds is not None and seconds <= LAST_SECOND else None
 
 
-def _channel(path: str, one: Channel) -> Row:
+def _channel(path: str, channel: Channel) -> Row:
     """A row of store_channels."""
     return (
-        *(path, one.id, one.name, one.channel_type.label, one.owner),
-        [participant.id for participant in one.participants],
-        *(one.config.delivery.label, one.config.ack_timeout, one.config.max_retries),
-        *(one.state.label, _at(one.created_at), _at(one.modified_at), one.message_count),
-        *(one.description, list(one.tags)),
+        *(path, channel.id, channel.name, channel.channel_type.label, channel.owner),
+        [participant.id for participant in channel.participants],
+        *(channel.config.delivery.label, channel.config.ack_timeout, channel.config.max_retries),
+        *(
+            channel.state.label,
+            _at(channel.created_at),
+            _at(channel.modified_at),
+            channel.message_count,
+        ),
+        *(channel.description, list(channel.tags)),
     )
 
 
-def _subscription(path: str, one: Subscription) -> Row:
+def _subscription(path: str, subscription: Subscription) -> Row:
     """A row of store_subscriptions."""
     return (
-        *(path, one.id, one.channel_id, one.subscriber, one.topic_pattern),
-        *(one.match_mode.label, _at(one.created_at), one.active),
+        *(
+            path,
+            subscription.id,
+            subscription.channel_id,
+            subscription.subscriber,
+            subscription.topic_pattern,
+        ),
+        *(subscription.match_mode.label, _at(subscription.created_at), subscription.active),
     )
