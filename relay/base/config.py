@@ -412,8 +412,8 @@ def _without_former(tree: Any) -> Any:
         if isinstance(inner, dict) and key in inner:
             if inner.pop(key) != value:
                 raise ValueError(f"{name} is always {value}, and no setting any more: remove it")
-            if not inner:
-                del tree[section]
+    if isinstance(tree, dict) and tree.get("retry") == {}:
+        del tree["retry"]  # it had these settings only
     return tree
 
 

@@ -221,7 +221,11 @@ def _reconcile(ledger: Ledger, store: Engine, now: int) -> None:
             else:
                 store.obligations.restore(message, recipient, said)
         ledger.deliveries.set_obligations(downtime.open_obligations(store))
-        discarded = ledger.deliveries.waiting_letters() - kept
+        discarded = {
+            relay_id
+            for relay_id in ledger.deliveries.waiting_letters() - kept
+            if store.messages.find_by_relay_id(relay_id) is None  # else it was replayed
+        }
         ledger.deliveries.discard((relay_id, now) for relay_id in discarded)
 
 

@@ -4,9 +4,8 @@ In memory, except a saved state, which is written at once under the id of its me
 become durable with the commit of their batch. A message that is in the
 store already is not stored again, so applying a plan after a crash repeats nothing.
 
-The relay's own messages are stored when every file of their plan is staged: a plan that a full disk
-postpones leaves none, for at its retry there may be no reason for them. Only the reply to a command
-is stored with it, which tells the retry that the command was carried out.
+The relay's own messages are stored with what they are about. The reply to a command tells a plan
+that is made again that the command was carried out.
 """
 
 from __future__ import annotations

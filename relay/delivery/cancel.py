@@ -18,7 +18,7 @@ from relay.base.home import Dirs, Home
 from relay.base.message import Kind, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.delivery import file_ops
-from relay.delivery.reads import ReadDetector
+from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryRow
@@ -90,7 +90,8 @@ class Canceller:
                 if not reason and self._ledger.offers.is_open(message_id, name):
                     reason = f"a session of {name} is being shown it"
                 if not reason and delivery.queued:
-                    reason = self._take_back(dirs, message_id, name)
+                    is_held = delivery.state is DeliveryState.SENT
+                    reason = self._take_back(dirs, message_id, name, is_held=is_held)
                 (kept if reason else cancelled).append(reason or name)
         state, why = DeliveryState.EXPIRED, asked.reason
         self._store.deliveries.move(number, cancelled, state, why=why)
@@ -101,11 +102,15 @@ class Canceller:
         effects = Effects(cancelled=asked.ended(cancelled))
         return ControlReply(True, f"{text}; {also}" if also else text, effects)
 
-    def _take_back(self, dirs: Dirs, message_id: str, recipient: str) -> str:
-        """Set the file aside; returns why it cannot be, or nothing."""
+    def _take_back(self, dirs: Dirs, message_id: str, recipient: str, *, is_held: bool) -> str:
+        """Set the file aside; returns why it cannot be, or nothing.
+
+        ``is_held``: a further attempt waits; then the file may have vanished with its mailbox.
+        """
         try:
             if not file_ops.set_aside(dirs, message_id, recipient):
-                return f"{recipient} has read it"
+                is_unread = is_held and not was_taken(dirs, recipient, message_id)
+                return "" if is_unread else f"{recipient} has read it"
         except (OSError, UnsafePath) as exc:
             return f"the inbox of {recipient} cannot be written: {file_ops.reason_of(exc)}"
         self._reads.expect_removal(recipient, message_id)

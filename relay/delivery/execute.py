@@ -118,8 +118,8 @@ class PlanExecutor:
         """Execute plans, in batches of a limited number of deliveries.
 
         Each plan is stored before the next one is made: it may answer a message of this batch.
-        Plans that the store or the disk does not accept now are returned; of those, at most events
-        in the store are done, which leave nothing to be delivered but the reply to a command.
+        Plans that the store does not accept now, or whose command the disk does not, are returned;
+        of those, at most some events in the store are made, which planning again finds.
         Errors: StateFault, which ends the session: nothing of the batch is durable then.
         """
         result = ExecutionResult([], [], [], [])

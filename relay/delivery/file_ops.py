@@ -140,7 +140,8 @@ def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False)
     except (OSError, UnsafePath) as exc:
         if again and isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
             raise
-        return f"inbox cannot be opened: {reason_of(exc)}"
+        is_full = isinstance(exc, OSError) and exc.errno in fsio.DISK_ERRNOS
+        return f"{NO_ROOM if is_full else 'inbox cannot be opened'}: {reason_of(exc)}"
     try:
         fsio.rename(name, pending, name, inbox)
     except FileNotFoundError as exc:

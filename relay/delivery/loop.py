@@ -20,6 +20,7 @@ from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.base.names import LEAD
 from relay.base.watcher import NOTHING, WatchEvents
+from relay.delivery import file_ops
 from relay.delivery.apply import StoreWriter, refuse_fault
 from relay.delivery.cancel import Canceller
 from relay.delivery.control import Orchestrator
@@ -423,6 +424,8 @@ class Dispatcher:
         """
         if self._clock.monotonic_ns() < self._pause_until_ns:
             return self._pause_until_ns
+        if self._refusal and self._is_full(dirs):  # before plans are made, for which files are read
+            return self._pause()
         times: list[int] = []
         self._refusal = ""
         for source in self._sources:
@@ -437,10 +440,19 @@ class Dispatcher:
                 due_ns = 0 if plans else source.due_ns()  # they may change any other's
             if due_ns is not None:
                 times.append(due_ns)
-        if self._refusal:
-            self._pause_until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
-            return self._pause_until_ns
-        return min(times, default=None)
+        return self._pause() if self._refusal else min(times, default=None)
+
+    def _is_full(self, dirs: Dirs) -> bool:
+        try:
+            file_ops.check_room(dirs)
+        except file_ops.DiskFull as exc:
+            self._refusal = str(exc)
+            return True
+        return False
+
+    def _pause(self) -> int:
+        self._pause_until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
+        return self._pause_until_ns
 
     def _log_errors(self) -> None:
         """Log once what cannot be written, and that it can be again."""

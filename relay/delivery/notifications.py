@@ -209,7 +209,7 @@ class Reminders:
         self._clock = clock
         self._log = log
         self._next_check_ns = 0  # monotonic
-        self._told: set[tuple[int, str, int]] = set()  # ended processes reported to the sender
+        self._told: dict[tuple[int, str, int], str] = {}  # of ended processes: the notice's id
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
@@ -232,7 +232,9 @@ class Reminders:
         return plans
 
     def settle(self, result: ExecutionResult) -> None:
-        """Log the reminders."""
+        """Log the reminders; who could not be told of an ended process is told later."""
+        left = {m.message_id for postponed in result.postponed for m in postponed.plan.messages}
+        self._told = {key: notice for key, notice in self._told.items() if notice not in left}
         for executed in result.executed:
             for reminder in executed.plan.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
@@ -254,8 +256,8 @@ class Reminders:
             for name, owed in known.items()
             if owed.said
         }
-        self._told &= begun
-        fresh = sorted(begun - self._told)
+        self._told = {key: notice for key, notice in self._told.items() if key in begun}
+        fresh = sorted(begun - self._told.keys())
         plans: list[Plan] = []
         ended = self._endings() if fresh else None
         for number, name, since in fresh:
@@ -263,12 +265,13 @@ class Reminders:
             how = ended(name, since * NS_PER_S) if ended else ""
             if message is None or not how:
                 continue
-            self._told.add((number, name, since))
+            self._told[number, name, since] = ""
             if message.sender in directory.agents:
                 unanswered = unanswered_text(message, name, self._store, now_ns)
                 text, key = f"{how}; {unanswered}", f"ended {name} {since}"
                 subject = subject_of(message)
                 notice = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
+                self._told[number, name, since] = notice.message_id
                 plans.append(Plan(subject, messages=(notice,)))
         return plans
 

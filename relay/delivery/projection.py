@@ -406,12 +406,10 @@ def deliveries_of(
 
 def _state_of(delivery: Delivery) -> str:
     """The ledger's state; one that waits for its next attempt was read if it left the inbox."""
+    if rules.is_replayed(delivery):
+        return "dead"  # until its attempt
     was_read = delivery.state is DeliveryState.WAITING and not delivery.queued
-    return (
-        "read"
-        if was_read and not rules.is_replayed(delivery)
-        else _STATES.get(delivery.state, "written")
-    )
+    return "read" if was_read else _STATES.get(delivery.state, "written")
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

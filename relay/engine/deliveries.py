@@ -340,9 +340,24 @@ class Deliveries:
         delivery = deliveries.get(check_text("participant", participant))
         if delivery is not None and delivery.queued:
             self._core.apply(events.MessageReceived(message_id, participant, at, how), at_ns)
+            if delivery.state is DeliveryState.SENT:
+                self._resume(message_id, participant, at_ns)
         elif delivery is not None and how and delivery.state >= DeliveryState.ACKNOWLEDGED:
             state = delivery.state
             self._core.apply(events.LateRead(message_id, participant, state, how, at), at_ns)
+
+    def _resume(self, message_id: int, recipient: str, at_ns: int) -> None:
+        """Wait for the answer of who read a file while its further attempt was held."""
+        message = self._state.messages.get(message_id)
+        if message is None:
+            return
+        now_ms = at_ns // NS_PER_MS
+        if rules.ack_pending(self._state.channels[message.channel_id], message):
+            read = self._state.deliveries[message_id][recipient]
+            due_ms = now_ms + self.ack_timeout_ms(message)
+            self.set_timer(message_id, recipient, msgspec.structs.replace(read, due_ms=due_ms))
+        if self._obligations.tracks(message):
+            self._obligations.add(message, [recipient], now_ms)
 
     def schedule_retry(self, message_id: int, recipient: str, until_ms: int) -> None:
         """Wait until ``until_ms`` (Unix ms) before the next attempt."""

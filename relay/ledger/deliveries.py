@@ -113,6 +113,7 @@ _UPSERT = (  # one statement for the rows of a batch
     "obligation = CASE WHEN excluded.state IN ('expired', 'bounced', 'dead') "
     "AND obligation = 'open' THEN 'given_up' ELSE obligation END, "
     "read_how = coalesce(excluded.read_how, read_how), "
+    "discarded_at = CASE WHEN excluded.state = 'acked' THEN NULL ELSE discarded_at END, "
     "answer_id = coalesce(excluded.answer_id, answer_id), "
     "answer_text = CASE WHEN excluded.answer_id IS NULL "
     "THEN answer_text ELSE excluded.answer_text END"

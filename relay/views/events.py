@@ -50,7 +50,7 @@ WHERE a.id > ? ORDER BY a.id LIMIT ?
 """
 NOT_REACHED = ("held", "bounced")  # what a delivery may be instead of written
 _FIRST_STATES = """
-SELECT d.recipient, d.last_error, coalesce(a.old_status, d.state) AS first_state
+SELECT d.recipient, d.state, d.last_error, coalesce(a.old_status, d.state) AS first_state
 FROM deliveries AS d LEFT JOIN (
     SELECT recipient, old_status, min(id) FROM audit_log WHERE message_id = :id
         AND old_status IN ('held', 'staged', 'written', 'read', 'acked', 'bounced')
@@ -140,7 +140,7 @@ class EventCursor:
             name = state if state in NOT_REACHED else "delivered"
             first.setdefault(name, []).append(row)
         for name, found in (first or {"delivered": list[sqlite3.Row]()}).items():
-            reason = None if name == "delivered" else found[0]["last_error"]
+            reason = found[0]["last_error"] if found and found[0]["state"] == name else None
             yield name, [row["recipient"] for row in found], reason
 
     def _reason(self, row: sqlite3.Row, new: str) -> str | None:
@@ -226,10 +226,10 @@ def body_of(home: Home, event: dict[str, Any], path: str | None) -> str | None:
 
     if path is None or event["event"] not in ("delivered", "refused") or event["to"] is None:
         return None
-    if event["event"] == "delivered" and event["recipients"] is None:
+    if event["event"] == "delivered" and event["recipients"] is None and event["before"] != "held":
         return None  # to one recipient again
     name = path.rpartition("/")[2]
-    inboxes = [f"agents/{recipient}/inbox" for recipient in event["recipients"] or ()]
+    inboxes = [f"agents/{recipient}/inbox" for recipient in event["recipients"] or (event["to"],)]
     # the relay's own messages have only these copies
     copies = (f"{folder}/{name}" for inbox in inboxes for folder in (inbox, f"{inbox}/{READ}"))
     for place in (path, *copies):

@@ -63,6 +63,7 @@ def test_a_former_setting_is_ignored_unless_it_was_changed() -> None:
     """A home of before has all settings in its file."""
     for name, value in FORMER.items():
         assert decode(with_value(*name.split("."), value)) == Config()
+    assert decode(b'{"retry": {}}') == Config()
     text = refused(with_value("retry", "first_s", 5))
     assert "retry.first_s is always 1, and no setting any more: remove it" in text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from relay.reach.report import OFFERED, write_report
@@ -175,3 +177,17 @@ def test_the_reason_of_a_bounce_outlives_the_ledger(make_box: MakeBox) -> None:
     box.open()
     assert box.states(one) == {"bob": "written", "carol": "bounced"}
     assert reason(box, one, "carol") == before
+
+
+def test_one_whose_mailbox_vanished_is_cancelled_and_was_not_read(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    with failing("create"):
+        shutil.rmtree(box.path("agents/bob"))
+        box.home.make_agent("bob")
+        for _ in range(3):
+            box.after(31)
+        assert box.states(sent) == {"bob": "held"}
+        box.command("alice", "message.cancel", f"ID: {sent}")
+    for _ in range(3):
+        box.after(61)
+    assert box.states(sent) == {"bob": "expired"} and box.inbox("bob") == {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from relay.base.errors import StoreFull
+from relay.delivery import retry
 from tests.box import Box
 from tests.disk import failing
 from tests.ledger.support import statements
+from tests.process_support import end, registered
 
 
 @pytest.mark.shows("ready 1.6")
@@ -82,3 +86,38 @@ def test_retries_and_notices_pause_while_the_store_takes_none(
         "Retries and notices cannot be written, trying again: the store is full",
         "Retries and notices are written again",
     ]
+
+
+def test_what_is_held_is_read_once_and_not_with_each_look_for_room(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[str] = []
+    render = retry.render_retry
+
+    def counted(*args: Any) -> bytes:
+        rendered.append(args[2].message_id)
+        return render(*args)
+
+    monkeypatch.setattr(retry, "render_retry", counted)
+    with failing("create"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        for _ in range(60):
+            box.after(1, turns=1)
+        assert rendered == [sent]
+    box.after(61)
+    assert box.states(sent) == {"bob": "written"}
+
+
+def test_that_a_process_ended_is_told_when_there_is_room(box: Box) -> None:
+    process = registered(box, "bob")
+    box.after(31)
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress")
+    box.after(31)
+    with failing("create"):
+        end(process)
+        for seconds in (31, 6, 6):
+            box.after(seconds)
+    box.after(6)
+    (told,) = [m for m in box.inbox("alice").values() if m.kind == "notification"]
+    assert b"its process" in told.body or b"ended" in told.body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -10,6 +11,7 @@ import pytest
 from relay.base.clock import iso_time
 from relay.base.home import LEDGER
 from tests.box import Box
+from tests.disk import failing
 from tests.procs import relay
 
 pytestmark = pytest.mark.shows("engine 7.3", "ready 1.6")
@@ -83,3 +85,40 @@ def test_a_late_ack_takes_it_back(box: Box) -> None:
         b"completed after lunch"
     ]
     assert box.nacks("bob") == []
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
+def test_read_while_its_further_attempt_is_held_it_is_awaited_again(box: Box, code: int) -> None:
+    sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndo")
+    with failing("create", f"{sent}.msg", code):
+        box.after(61)
+        box.after(1)
+        assert box.states(sent) == {"bob": "held"}
+        box.take("bob", sent)
+        box.tick()
+    for _ in range(8):
+        box.after(120)
+    assert box.states(sent) == {"bob": "dead"}
+    assert len(box.nacks("alice")) == 1
+
+
+def test_a_replayed_dead_letter_that_waits_is_not_called_discarded_by_a_start(box: Box) -> None:
+    box.join("team", "alice", "bob")
+    sent = box.send("alice", "TO: #team\nKIND: command\nDELIVERY: at-least-once\n\ndo")
+    box.until_dead()
+    box.command("alice", "channel.pause", "CHANNEL: team")
+    box.command("operator", "dead.replay", f"ID: {sent}")
+    box.restart()
+    assert box.sql("SELECT discarded_at FROM deliveries WHERE message_id = ?", sent) == [(None,)]
+
+
+def test_an_ack_after_a_discard_takes_it_back(box: Box) -> None:
+    box.join("team", "bob", "carol", "alice")
+    sent = box.send("alice", "TO: #team\nDELIVERY: at-least-once\n\ndo")
+    box.until_dead()
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    box.command("operator", "dead.discard", f"ID: {sent}")
+    box.send("carol", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    assert box.sql(
+        "SELECT DISTINCT state, discarded_at FROM deliveries WHERE message_id = ?", sent
+    ) == [("acked", None)]

@@ -351,3 +351,10 @@ def test_tail_says_who_got_a_message_and_who_did_not(box: Box) -> None:
     assert waits[:3] == ("held", later, ["carol"]) and str(waits[3]).startswith("not before ")
     box.after(2)
     assert said()[3:] == [("delivered", sent, "bob", None)]
+
+
+def test_tail_shows_the_text_of_a_message_that_was_held(box: Box) -> None:
+    box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nthe text")
+    box.after(601)
+    bodies = [row["body"] for row in events(box.root, "--body") if row["event"] == "delivered"]
+    assert bodies == ["the text"]
