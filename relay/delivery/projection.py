@@ -56,6 +56,7 @@ class Projection:
         self.failures: list[tuple[str, Refusal, int]] = []  # message id, why, when (Unix ns)
         self.rejections: list[tuple[events.FileRefused, int]] = []  # of no row; when, Unix ns
         self.discarded: list[tuple[str, int]] = []  # message id of a dead letter, when
+        self._dead: dict[int, list[DeliveryFacts]] = {}  # message -> those given up in this piece
         self.late_reads: list[ReadDelivery] = []  # of messages that the store no longer has
         self.offers: list[OfferChange] = []
         self.rings: list[Ring] = []
@@ -127,9 +128,9 @@ class Projection:
         deliveries, offers, added = ledger.deliveries, ledger.offers, list[str]()
         rows: tuple[tuple[Callable[[Sequence[Any]], object], Sequence[Any]], ...] = (
             (lambda rows: added.extend(ledger.add(rows)), [*self.rows.values()]),
+            (deliveries.discard, self.discarded),  # first: what died afterwards is not discarded
             (deliveries.upsert, self._named(self.delivery_facts, relay_id_of)),
             (deliveries.set_obligations, self._named(self.obligation_facts, relay_id_of)),
-            (deliveries.discard, self.discarded),
             (deliveries.mark_read, self.late_reads),
             (lambda failures: _fail(ledger, failures), self.failures),
             (ledger.agents.add_references, self.references),
@@ -214,9 +215,13 @@ class Projection:
         for recipient in event.recipients:
             facts = self._delivery(event.message_id, recipient)
             self._end(facts, event.message_id, "dead", event.last_error)
+            self._dead.setdefault(event.message_id, []).append(facts)
 
     def _on_discarded(self, event: events.DeadLetterDiscarded) -> None:
-        self.discarded.append((event.relay_id, event.at * NS_PER_S))
+        at_ns = event.at * NS_PER_S
+        self.discarded.append((event.relay_id, at_ns))
+        for facts in self._dead.pop(event.message_id, ()):
+            facts.discarded_at = at_ns if facts.state == "dead" else None
         self.relay_ids.setdefault(event.message_id, event.relay_id)  # the store forgets it
 
     def _on_timed(self, event: events.DeliveryTimed) -> None:
@@ -323,7 +328,7 @@ class Projection:
         at, said = self._at_ns, event.said
         if facts.state == "held":
             facts.last_error = None
-        facts.state, facts.acked_at = "acked", at
+        facts.state, facts.acked_at, facts.discarded_at = "acked", at, None
         facts.read_at = _read_at(facts, at)  # an answer implies that it was read
         if said:  # the latest status counts, even after the answer
             facts.ack_status = said

@@ -54,6 +54,7 @@ class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
     read_how: str | None = None
     answer_id: str | None = None
     answer_text: str | None = None
+    discarded_at: int | None = None  # of one that was given up: its dead letter was discarded
 
 
 class ObligationFacts(msgspec.Struct, gc=False, array_like=True):
@@ -84,8 +85,9 @@ class DeliveryRow(NamedTuple):
 _COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error, read_how, read_at"
 _UPSERT = (  # one statement for the rows of a batch
     "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
-    "read_at, acked_at, ack_status, last_error, due_at, read_how, answer_id, answer_text) SELECT "
-    + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(14))
+    "read_at, acked_at, ack_status, last_error, due_at, read_how, answer_id, answer_text, "
+    "discarded_at) SELECT "
+    + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(15))
     + " FROM json_each(?) WHERE json_extract(value, '$[0]') IN (SELECT message_id FROM messages) "
     "ON CONFLICT (message_id, recipient) DO UPDATE SET "
     # what was staged may have been written: the row is then ahead of the journal
@@ -113,7 +115,8 @@ _UPSERT = (  # one statement for the rows of a batch
     "obligation = CASE WHEN excluded.state IN ('expired', 'bounced', 'dead') "
     "AND obligation = 'open' THEN 'given_up' ELSE obligation END, "
     "read_how = coalesce(excluded.read_how, read_how), "
-    "discarded_at = CASE WHEN excluded.state = 'acked' THEN NULL ELSE discarded_at END, "
+    "discarded_at = CASE WHEN excluded.state = 'dead' "  # an ack takes it back
+    "THEN coalesce(excluded.discarded_at, discarded_at) END, "
     "answer_id = coalesce(excluded.answer_id, answer_id), "
     "answer_text = CASE WHEN excluded.answer_id IS NULL "
     "THEN answer_text ELSE excluded.answer_text END"
