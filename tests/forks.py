@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -125,12 +126,13 @@ def command(folder: Path) -> int:
     looks at the process that started it.
     """
     fd = _server().fileno()
-    anew = f'exec {sys.executable} -m relay "$@"'
+    python = shlex.quote(sys.executable)
+    anew = f'exec {python} -m relay "$@"'
     lines = (
         "#!/bin/sh",
         f"[ -S /proc/self/fd/{fd} ] || {anew}",
         f"case $1 in bell | hook | up | wake) {anew} ;; esac",
-        f'exec {sys.executable} -ISs {PROJECT}/tests/as_fork.py {fd} "$@"',
+        f'exec {python} -ISs {shlex.quote(str(PROJECT))}/tests/as_fork.py {fd} "$@"',
     )
     (folder / "relay").write_text("\n".join(lines))
     (folder / "relay").chmod(0o755)
