@@ -114,14 +114,7 @@ class StoreWriter:
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
             own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
-        try:
-            files += tuple(self._own_files(own, stored))
-        except (*TRANSIENT_ERRORS, StateFault):
-            raise
-        except CommError as exc:
-            if stored is None or plan.inbound is None:
-                raise
-            raise StateFault(f"a reply cannot be stored: {exc}") from exc  # it is accepted
+        files += tuple(self._own_files(own, stored))
         return Applied(plan, files, tuple(held), effects)
 
     def _hold(

@@ -104,7 +104,7 @@ class PlanExecutor:
         self._is_verbose = is_verbose  # a line of the log for each message
 
     def execute_own(self, dirs: Dirs, plans: Sequence[Plan]) -> ExecutionResult:
-        """Execute plans of the relay's own, none while the disk takes no file: it may change them.
+        """Execute plans of the relay's own; all are postponed while the disk takes no file.
 
         Errors: as ``execute``.
         """

@@ -180,13 +180,8 @@ class HeldQueue:
 
     def _hold(self, held: DeliveryRow, reason: str, due_at: int) -> None:
         with self._ledger.transaction():
-            self._ledger.deliveries.hold([_held(held, held.recipient, reason, due_at)])
-
-
-def _held(
-    delivery: DeliveryRow | EndedDelivery | OutgoingFile, recipient: str, reason: str, due_at: int
-) -> HeldDelivery:
-    return HeldDelivery(delivery.message_id, recipient, reason, due_at)
+            delivery = HeldDelivery(held.message_id, held.recipient, reason, due_at)
+            self._ledger.deliveries.hold([delivery])
 
 
 class RetryQueue:

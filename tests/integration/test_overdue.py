@@ -122,3 +122,19 @@ def test_an_ack_after_a_discard_takes_it_back(box: Box) -> None:
     assert box.sql(
         "SELECT DISTINCT state, discarded_at FROM deliveries WHERE message_id = ?", sent
     ) == [("acked", None)]
+
+
+def test_a_discard_counts_for_those_that_were_given_up_by_then(box: Box) -> None:
+    """In the ledger, and in one that is made of the journal, which the end of a test compares."""
+    box.join("team", "bob", "carol", "alice")
+    with box.broken_inbox("bob"):
+        sent = box.send("alice", "TO: #team\nDELIVERY: at-least-once\n\ndo")
+        box.after(60)
+    while box.states(sent)["carol"] != "dead":
+        box.after(10)
+    assert box.states(sent)["bob"] == "written"
+    box.command("operator", "dead.discard", f"ID: {sent}")
+    while box.states(sent)["bob"] != "dead":
+        box.after(10)
+    query = "SELECT recipient, discarded_at IS NULL FROM deliveries WHERE message_id = ? ORDER BY 1"
+    assert box.sql(query, sent) == [("bob", 1), ("carol", 0)]
