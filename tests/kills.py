@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,3 +105,17 @@ class Axe:
         if len(self.effects) == self.falls_at:
             self.fell_at = self.effects[-1]
             raise Killed
+
+
+def killed_on_a_copy(
+    of: Path, where: Path, number: int, work: Callable[[], object]
+) -> list[Effect]:
+    """Do some work on a copy of a folder, killed at its n-th effect, 0: never; the effects."""
+    shutil.rmtree(where, ignore_errors=True)
+    shutil.copytree(of, where)
+    with pytest.MonkeyPatch.context() as patch:
+        axe = Axe(patch, where.parent)
+        axe.falls_at = number
+        with contextlib.suppress(Killed):
+            work()
+    return [found._replace(kind="") for found in axe.effects]  # the same lines write each table

@@ -425,7 +425,7 @@ class Dispatcher:
         if self._clock.monotonic_ns() < self._pause_until_ns:
             return self._pause_until_ns
         if self._refusal and self._is_full(dirs):  # before plans are made, for which files are read
-            return self._pause()
+            return self._pause_sources()
         times: list[int] = []
         self._refusal = ""
         for source in self._sources:
@@ -440,7 +440,7 @@ class Dispatcher:
                 due_ns = 0 if plans else source.due_ns()  # they may change any other's
             if due_ns is not None:
                 times.append(due_ns)
-        return self._pause() if self._refusal else min(times, default=None)
+        return self._pause_sources() if self._refusal else min(times, default=None)
 
     def _is_full(self, dirs: Dirs) -> bool:
         try:
@@ -450,7 +450,7 @@ class Dispatcher:
             return True
         return False
 
-    def _pause(self) -> int:
+    def _pause_sources(self) -> int:
         self._pause_until_ns = self._clock.monotonic_ns() + FIRST_PAUSE_S * NS_PER_S
         return self._pause_until_ns
 

@@ -25,7 +25,7 @@ from relay.base.names import new_message_id
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.journal_builder import JournalBuilder, sent
 from tests.box import Box
-from tests.kills import Axe, Effect, Killed, firsts, lasts
+from tests.kills import Effect, firsts, killed_on_a_copy, lasts
 from tests.procs import environment, until
 
 NAME = "a home"
@@ -176,14 +176,7 @@ def test_killed_at_any_write_the_lake_is_the_old_one_or_the_new(box: Box, tmp_pa
 
     def killed_at(number: int) -> list[Effect]:
         """Extract into a copy of the old lake; the effects until then."""
-        shutil.rmtree(where, ignore_errors=True)
-        shutil.copytree(kept, where)
-        with pytest.MonkeyPatch.context() as patch:
-            axe = Axe(patch, tmp_path)
-            axe.falls_at = number
-            with contextlib.suppress(Killed):
-                run(box.root, where)
-        return [one._replace(kind="") for one in axe.effects]  # the same lines write each table
+        return killed_on_a_copy(kept, where, number, lambda: run(box.root, where))
 
     effects = killed_at(0)
     new = everything(where)

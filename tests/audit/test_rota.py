@@ -30,7 +30,7 @@ from tests.audit.printed import relay_audit
 from tests.audit.second_engine import SecondEngine
 from tests.box import Box
 from tests.fakes import FakeClock
-from tests.kills import Axe, Effect, Killed, firsts, lasts
+from tests.kills import Axe, Effect, Killed, firsts, killed_on_a_copy, lasts
 
 DAY_S = 86_400
 
@@ -138,14 +138,8 @@ def test_killed_at_any_write_the_rota_is_where_it_was(home: HomeBuilder, tmp_pat
     later = home.snapshot(tmp_path / "two", FakeClock(START_NS + 2 * DAY_S * NS_PER_S))
 
     def killed_at(number: int) -> list[Effect]:
-        shutil.rmtree(where, ignore_errors=True)
-        shutil.copytree(kept, where)
-        with pytest.MonkeyPatch.context() as patch:
-            axe = Axe(patch, tmp_path)
-            axe.falls_at = number
-            with contextlib.suppress(Killed):
-                extracted(later, str(where))
-        return [one._replace(kind="") for one in axe.effects]  # the same lines write each table
+        """Extract into a copy of the old lake; the effects until then."""
+        return killed_on_a_copy(kept, where, number, lambda: extracted(later, str(where)))
 
     effects = killed_at(0)
     for number in sorted({*firsts(effects), *lasts(effects)}):

@@ -120,4 +120,5 @@ def test_that_a_process_ended_is_told_when_there_is_room(box: Box) -> None:
             box.after(seconds)
     box.after(6)
     (told,) = [m for m in box.inbox("alice").values() if m.kind == "notification"]
-    assert b"its process" in told.body or b"ended" in told.body
+    assert told.headers["RE"] == sent
+    assert told.body.startswith(f"process {process.pid} of bob ended; ".encode())
