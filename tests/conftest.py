@@ -141,7 +141,6 @@ def no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "no-runtime"))  # no socket goes there
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Client of a running relay's status, and the path of its socket.
+"""Client of a running relay's status, and the address of its socket.
 
 No relay, a relay without a socket, and a relay that hangs are different: ``ask`` detects the last,
 ``relay.base.home.lock_holder`` the first.
@@ -13,15 +13,15 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from relay.base import process_info
-from relay.base.home import Home, tag_of
+from relay.base.home import Home
 
 SOCKET = "admin.sock"
 MOST_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # of an AF_UNIX address
-RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
-RUNTIME_FOLDER = "agent-relay"  # in the user's runtime directory: sockets of homes with long paths
+DESCRIPTORS = "/proc/self/fd"  # Linux: each is a directory entry
 TIMEOUT_S = 3.0
 POLL_S = 0.05
 
@@ -48,7 +48,8 @@ class _UnixConnection(http.client.HTTPConnection):
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                self.sock.connect(self._path)
+                with socket_address(self._path) as address:
+                    self.sock.connect(address)
                 return
             except BlockingIOError as exc:  # its queue of connections is full
                 if time.monotonic() > deadline:
@@ -56,34 +57,26 @@ class _UnixConnection(http.client.HTTPConnection):
                 time.sleep(POLL_S)
 
 
-def socket_path(root: str) -> str:
-    """The path of the socket of the relay of the home at ``root``.
+@contextlib.contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """The address to which a socket at ``path`` is bound or connected; valid in the block.
 
-    It is ``admin.sock`` in the home. If that path is too long for a socket, it is a file named
-    after the home in the user's runtime directory; without such a directory, the path that is
-    too long.
+    A path that is too long for one is reached through a descriptor of its directory, on Linux.
+    Errors: OSError.
     """
-    path = os.path.join(root, SOCKET)
-    if len(os.fsencode(path)) <= MOST_PATH_BYTES:
-        return path
-    runtime = _runtime_dir()
-    if runtime is None:
-        return path
-    return os.path.join(runtime, RUNTIME_FOLDER, f"{tag_of(root)}.sock")
-
-
-def _runtime_dir() -> str | None:
-    """``$XDG_RUNTIME_DIR``, or its usual path: cron does not set the variable."""
-    given = os.environ.get(RUNTIME_VARIABLE) or f"/run/user/{os.geteuid()}"
-    with contextlib.suppress(OSError):
-        if os.path.isabs(given) and os.stat(given).st_uid == os.geteuid():
-            return given
-    return None
+    if len(os.fsencode(path)) <= MOST_PATH_BYTES or not os.path.isdir(DESCRIPTORS):
+        yield path
+        return
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"{DESCRIPTORS}/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
 
 
 def ask(home: Home, timeout_s: float = TIMEOUT_S) -> StatusReply:
     """Request ``/status`` of the relay of this home."""
-    connection = _UnixConnection(socket_path(home.root), timeout_s)
+    connection = _UnixConnection(home.path(SOCKET), timeout_s)
     try:
         connection.request("GET", "/status")
         status = json.loads(connection.getresponse().read())

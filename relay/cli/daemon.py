@@ -19,7 +19,7 @@ from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, Home, lock_holder, running_trouble, unclean_stop
-from relay.base.status_client import StatusReply, ask, silence, socket_path
+from relay.base.status_client import SOCKET, StatusReply, ask, silence
 from relay.base.text import format_size
 from relay.cli.common import (
     DURATION,
@@ -235,7 +235,7 @@ def _facts(home: Home) -> dict[str, Any]:
         "unread": sum(unread(home).values()),
         "in_outboxes": count_waiting(home) if pid is None else None,  # else `pending` counts
         **_daemon_status(home, pid),
-        "socket": socket_path(home.root),
+        "socket": home.path(SOCKET),
         "left": stopped and {"pid": stopped.pid, "last_sign_at": stopped.last_sign_ns},
         "ended": {name: alert.ended_pid for name, alert in alerts.items() if alert.ended_pid},
         "last_errors": last_errors,
@@ -361,8 +361,6 @@ def _show_health(facts: dict[str, Any]) -> None:
     if facts["wal_state"] == "alert":  # a full one is among the reasons
         text = f"ledger.db-wal has grown to {facts['wal_bytes'] >> 20} MiB: a process keeps a read"
         click.echo(name_home(f"{text} transaction open; `relay doctor` names it"))
-    if os.path.dirname(facts["socket"]) != facts["home"]:
-        click.echo(f"health and metrics: {facts['socket']}")
     disk, age_s = facts["disk"], facts["snapshot_age_s"]
     if disk:
         free, used = format_size(disk["free_bytes"]), disk["used_percent"]

@@ -1,8 +1,5 @@
 """Health, metrics and status over HTTP: on ``admin.sock`` in the home, and on loopback.
 
-A home whose path is too long for a socket has it in ``$XDG_RUNTIME_DIR``; see
-``status_client.socket_path``.
-
     /healthz   200 while the loop makes progress; 503 with the stage it is stuck in
     /readyz    200 while a session accepts messages; 503 with the reason otherwise
     /metrics   in the Prometheus text format
@@ -25,14 +22,12 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_time
 from relay.base.config import digest
 from relay.base.disk import DiskUsage
-from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER
 from relay.base.names import listen_address
-from relay.base.status_client import MOST_PATH_BYTES, RUNTIME_VARIABLE, SOCKET, socket_path
+from relay.base.status_client import SOCKET, socket_address
 from relay.base.text import json_line
 from relay.daemon.status import (
     CONTENT_TYPE,
@@ -66,7 +61,8 @@ class Admin:
         A server that cannot start is logged, and the relay runs without it.
         """
         self.trouble = ""
-        self._start(SOCKET, lambda: _UnixServer(self._socket_path(), self._handler()))
+        path = os.path.join(self._status.home, SOCKET)
+        self._start(SOCKET, lambda: _UnixServer(path, self._handler()))
         address = listen_address(listen)
         if address is not None:
             kind = _Tcp6Server if ":" in address[0] else _TcpServer
@@ -84,7 +80,7 @@ class Admin:
     def _start(self, name: str, make: Callable[[], _Threads]) -> None:
         try:
             server = make()
-        except (OSError, ValueError, UnsafePath) as exc:
+        except (OSError, ValueError) as exc:
             self.trouble = f"no server on {name}: {exc}"
             self._log(f"Health and metrics: {self.trouble}", action="admin", level="warning")
             return
@@ -105,18 +101,6 @@ class Admin:
                     self._log(text, action="admin", level="warning")
                 logged_at = time.monotonic()
                 server.is_ended.wait(POLL_S)
-
-    def _socket_path(self) -> str:
-        path = socket_path(self._status.home)
-        if len(os.fsencode(path)) > MOST_PATH_BYTES:
-            raise ValueError(
-                f"the path {path} is {len(os.fsencode(path))} bytes, and a socket's may have at "
-                f"most {MOST_PATH_BYTES}: set {RUNTIME_VARIABLE} to a directory of your own, set "
-                "admin.listen, or move the home to a shorter path"
-            )
-        if os.path.dirname(path) != self._status.home:
-            fsio.ensure_dir(os.path.dirname(path))
-        return path
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         admin = self
@@ -284,7 +268,8 @@ class _UnixServer(_Threads):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise ValueError(f"{path} exists and is not a socket")
             os.unlink(path)
-        super().server_bind()
+        with socket_address(path) as address:
+            self.socket.bind(address)
         os.chmod(path, 0o600)
         self._bound = os.lstat(path)
 

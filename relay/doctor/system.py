@@ -16,7 +16,7 @@ from relay.base import disk
 from relay.base.errors import LedgerError
 from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
-from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_path
+from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_address
 from relay.doctor.report import Target, list_dir, recheck
 from relay.ledger import wal
 from relay.ledger.file import open_readonly
@@ -51,22 +51,21 @@ def check_process(target: Target) -> Iterator[Finding]:
 
 
 def _socket(target: Target) -> Iterator[Finding]:
-    path = socket_path(target.home.root)
+    path = target.home.path(SOCKET)
     if not os.path.lexists(path) or target.is_running:
         return
-    is_inside = os.path.dirname(path) == target.home.root
-    where = SOCKET if is_inside else path
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
         try:
-            client.connect(path)
+            with socket_address(path) as address:
+                client.connect(address)
         except OSError:
             yield Finding(
                 "process",
-                where,
-                f"{where}: left over; no relay is running",
+                SOCKET,
+                f"{SOCKET}: left over; no relay is running",
                 "the next start replaces it",
                 Severity.WARNING,
-                repairs=(Repair("remove", SOCKET),) if is_inside else (),
+                repairs=(Repair("remove", SOCKET),),
             )
 
 

@@ -200,7 +200,7 @@ def test_below_the_floor_nothing_is_taken_in_and_above_it_goes_on_by_itself(
         disk.pending("alice", "TO: bob\n\nwaits", name)
 
     def paused() -> bool:
-        disk.fill(left=MIB // 4)  # again: the relay may have given back some of its own
+        disk.fill(left=MIB * 3 // 8)  # again: the relay may have given back some of its own
         return "intake is paused" in disk.relay("status")
 
     until(paused)

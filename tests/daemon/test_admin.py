@@ -221,16 +221,26 @@ def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
     assert (asked.root / SOCKET).read_text() == "mine"
 
 
-def test_a_path_too_long_for_a_socket_is_said_and_gone_without(tmp_path: Path) -> None:
+def test_a_path_too_long_for_an_address_is_served_as_well(tmp_path: Path) -> None:
+    root = tmp_path / ("x" * 110)
+    root.mkdir()
+    long = Asked(root)
+    long.serve()
+    long.admin.begin("")
+    assert long.ask("/healthz")[0] == 200
+    long.admin.end()
+    assert (long.log, list(root.iterdir())) == ([], [])
+
+
+def test_where_descriptors_are_no_files_a_long_path_is_said_and_gone_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_client, "DESCRIPTORS", str(tmp_path / "missing"))
     root = tmp_path / ("x" * 110)
     root.mkdir()
     long = Asked(root)
     long.admin.begin("")
-    (line,) = long.log
-    assert (
-        "bytes, and a socket's may have at most 107: set XDG_RUNTIME_DIR to a directory of your own"
-        in line
-    )
+    assert long.log == ["Health and metrics: no server on admin.sock: AF_UNIX path too long"]
     assert list(root.iterdir()) == []
 
 

@@ -59,13 +59,9 @@ def stopped(running: Relay) -> Iterator[int]:
 
 
 @pytest.fixture
-def long_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """And $XDG_RUNTIME_DIR, as a session has it."""
-    root = Path(tempfile.mkdtemp(prefix="relay-"))
-    (root / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "run"))
-    yield home_of(root / ("long" * 30), "bob")
-    shutil.rmtree(root)
+def long_home(tmp_path: Path) -> Path:
+    """Its path is longer than the address of a socket may be."""
+    return home_of(tmp_path / ("long" * 30), "bob")
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from relay.base.home import Home
-from relay.base.status_client import socket_path
 from relay.doctor import examine
 from tests.procs import Relay
 
@@ -17,17 +15,6 @@ def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: P
     assert (finding.what, finding.severity.value, finding.where) == ("process", "error", ".lock")
     assert finding.found == f"the relay, pid {stopped}, does not answer within 3 s: it is stopped"
     assert finding.advice == f"`kill -CONT {stopped}` lets it continue"
-
-
-def test_M06_a_socket_that_a_killed_relay_left_elsewhere_is_found(long_home: Path) -> None:
-    running = Relay(long_home)
-    running.start()
-    running.kill()
-    path = socket_path(str(long_home))
-    assert os.path.exists(path)
-    with Home(str(long_home)) as opened:
-        found = [str(f) for f in examine(opened) if path in f.found]
-    assert found == [f"process: {path}: left over; no relay is running; the next start replaces it"]
 
 
 def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
