@@ -12,7 +12,6 @@ the object was complete), afterwards it is verified, and only then is it recorde
     {stream_id:020d}/dict-{id:010d}.zdict                 before the first segment that needs it;
                                                           never deleted: it is small, and its
                                                           references are not counted
-    {stream_id:020d}/manifest/{chunk_index:020d}.mlog     sealed, and before two snapshots
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from relay.journal.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, re
 from relay.journal.format import Footer, crc64
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import MAX_ETAG_BYTES, Field, ManifestType, Reason
-from relay.journal.manifest_reader import chunk_path, is_chunk_uploaded
 from relay.journal.objects import ObjectFacts, ObjectStore
 from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path
 from relay.journal.warm import (
@@ -308,21 +306,6 @@ class RemoteCopies:
             self._copies.record(ManifestType.Tier2DeleteQueued, entry, key=key)
         self.objects.delete(key)
         self._copies.record(ManifestType.Tier2Deleted, entry, key=key)
-
-    def chunks_to_upload(self) -> list[int]:
-        """Manifest chunks that replay does not need, and that are not in Tier 2."""
-        manifest = self._copies.manifest
-        return [i for i in manifest.redundant_chunks() if not is_chunk_uploaded(self._dir, i)]
-
-    def upload_chunk(self, index: int) -> None:
-        """Upload a manifest chunk, and mark it as uploaded. Errors: as ``upload``."""
-        path = chunk_path(self._dir, index)
-        self._put(f"{self._prefix}/manifest/{index:020d}.mlog", path, {})
-        self._copies.manifest.mark_uploaded(index)
-
-    @property
-    def _dir(self) -> str:
-        return self._copies.stream_dir
 
     def _dictionary_key(self, dictionary_id: int) -> str:
         return f"{self._prefix}/{dictionary_name(dictionary_id)}"

@@ -134,24 +134,6 @@ class ChunkFile:
         os.close(self._fd)
 
 
-def mark_chunk_uploaded(stream_dir: str, index: int) -> None:
-    """Mark a sealed chunk as uploaded to Tier 2; durable on return.
-
-    Errors: OSError, FormatError when the chunk is damaged or not sealed.
-    """
-    path = chunk_path(stream_dir, index)
-    header = decode_chunk(load_chunk(path), path, index).header
-    if not header.flags & ChunkFlag.SEALED:
-        raise FormatError(path, 56, "a sealed chunk", f"flags {header.flags}")
-    fd = fsio.open_rw(path)
-    try:
-        flags = header.flags | ChunkFlag.UPLOADED
-        fsio.write_at(fd, header._replace(flags=flags).encode(), 0, path)
-        fsio.sync_data(fd, path)
-    finally:
-        os.close(fd)
-
-
 __all__ = ["SNAPSHOT_EVERY", "Manifest", "read_manifest"]
 
 SNAPSHOT_EVERY = 1_000  # records: replaying them takes about 10 ms
@@ -329,20 +311,6 @@ class Manifest:
                     self._warn(f"{self.stream_dir}: damaged manifest chunk renamed to {name}.bad")
         finally:
             os.close(folder)
-
-    def redundant_chunks(self) -> list[int]:
-        """Indexes of sealed chunks before the last two good snapshots: replay needs them only if
-        both snapshots are damaged later."""
-        good = _good_snapshots(self.stream_dir)
-        if len(good) < _KEEP_SNAPSHOTS:
-            return []
-        before = min(snapshot.chunk_index for snapshot in good)
-        return [index for index in chunk_indexes(self.stream_dir) if index < before]
-
-    def mark_uploaded(self, index: int) -> None:
-        """Mark a sealed chunk as uploaded. Errors: OSError, FormatError when it is damaged or not
-        sealed."""
-        mark_chunk_uploaded(self.stream_dir, index)
 
     def close(self) -> None:
         """Close the files; idempotent."""

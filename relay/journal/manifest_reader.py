@@ -30,7 +30,6 @@ from relay.journal.manifest_format import (
     CHUNK_CAPACITY,
     CHUNK_HEADER,
     MANIFEST_RECORD,
-    ChunkFlag,
     ChunkHeader,
     ManifestRecord,
     ManifestType,
@@ -128,12 +127,6 @@ def _walk(
     except FormatError as exc:
         return records, ends, exc
     return records, ends, None
-
-
-def is_chunk_uploaded(stream_dir: str, index: int) -> bool:
-    """True if the chunk's header says that it is in Tier 2. Errors: OSError, FormatError."""
-    path = chunk_path(stream_dir, index)
-    return bool(decode_chunk_header(load_chunk(path), path).flags & ChunkFlag.UPLOADED)
 
 
 assert ROOM > MANIFEST_RECORD.size + 2 * 0xFFFF + 4  # the largest record fits an empty chunk

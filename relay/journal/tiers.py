@@ -283,8 +283,8 @@ class Tiers:
     def _tasks(self) -> Iterator[_Task]:
         """All planned tasks, those that free disk space first."""
         entries, policy, inputs = self.entries(), self.policy, self._plan_inputs()
-        transfer, deleting = self._remote, self._manifest.catalog.deleting
-        for entry in entries if transfer else ():
+        deleting = self._manifest.catalog.deleting
+        for entry in entries if self._remote else ():
             if entry.segment_id in deleting:
                 text = f"delete {deleting[entry.segment_id]}"
                 yield _Task(text, _STORE, text, partial(self._tier2().delete, entry))
@@ -297,9 +297,6 @@ class Tiers:
             for job in jobs:
                 key = f"{job.kind} {job.entry.segment_id}"
                 yield _Task(key, self._needs(job), str(job), partial(self.run_job, job))
-        for index in transfer.chunks_to_upload() if transfer else ():
-            text = f"upload manifest chunk {index}"
-            yield _Task(text, _STORE, text, partial(self._tier2().upload_chunk, index))
 
     def _needs(self, job: TierJob) -> str:
         if job.kind is JobKind.PRUNE and not job.entry.residency & Residency.TIER2:

@@ -12,7 +12,6 @@ import pytest
 
 from relay.base.errors import JournalError, SegmentAway
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.manifest_reader import chunk_path, is_chunk_uploaded
 from relay.journal.tier_plan import JobKind, TierJob, TierPolicy, local_bytes
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
@@ -196,50 +195,6 @@ def test_a_queued_deletion_is_finished(make_stream: MakeStream, tier2: FaultyObj
     assert not stream.journal.manifest.catalog.deleting
     assert list(stream.journal.manifest.catalog.entries) == [1, 2]
     assert stream.read() == stream.expected()
-
-
-@pytest.mark.shows("journal 3.7")
-def test_chunks_that_no_replay_needs_go_up(make_stream: MakeStream, tier2: FaultyObjects) -> None:
-    stream = make_stream(AT_ONCE, tier2)
-    stream.fill(1)
-    for _ in range(14):  # 256 KiB a chunk; a snapshot with each that begins
-        stream.journal.add_event(77, bytes(60_000))
-    redundant = stream.journal.manifest.redundant_chunks()
-    assert redundant
-    done = stream.run()
-    assert [line for line in done if line.startswith("upload manifest")] == [
-        f"upload manifest chunk {index}" for index in redundant
-    ]
-    for index in redundant:
-        path = chunk_path(str(stream.dir), index)
-        assert is_chunk_uploaded(str(stream.dir), index)
-        sent = b"".join(tier2.get(f"{1:020d}/manifest/{index:020d}.mlog").pieces)
-        assert sent[64:] == Path(path).read_bytes()[64:]  # but for the flag in the header
-    assert stream.run() == []
-    stream.reopen()
-    assert stream.run() == []
-    assert stream.read() == stream.expected()
-
-
-def test_a_chunk_that_was_sent_and_not_marked_is_marked(
-    make_stream: MakeStream, tier2: FaultyObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = make_stream(AT_ONCE, tier2)
-    for _ in range(14):
-        stream.journal.add_event(77, bytes(60_000))
-
-    def kill(index: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stream.journal.manifest, "mark_uploaded", kill)
-        with pytest.raises(KeyboardInterrupt):
-            stream.run()
-    stream.reopen()
-    tier2.calls.clear()
-    first, *_ = stream.run()
-    assert first.startswith("upload manifest chunk") and tier2.calls[0][0] == "head"
-    assert [call for call, key in tier2.calls[:2]] != ["head", "put"]
 
 
 @pytest.mark.shows("journal 4.5")
