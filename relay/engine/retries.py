@@ -194,7 +194,7 @@ class Retries:
                 self._count_attempt(message, recipient, delivery, now_ms)
                 return None
             return OverdueDelivery(message, recipient, RetryDecision.RETRY, attempt + 1, "")
-        reason = self._dead_letter_reason(message, delivery, now_ms)
+        reason = self._dead_letter_reason(message, delivery)
         if reason:
             return OverdueDelivery(message, recipient, RetryDecision.DEAD, attempt, reason)
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
@@ -211,19 +211,22 @@ class Retries:
             self._state.channels[message.channel_id].config.retry_backoff_ms << doubled, MAX_WAIT_MS
         )
 
-    def _dead_letter_reason(self, message: Message, delivery: Delivery, now_ms: int) -> str:
-        """Why no further attempt is made; empty if one is."""
+    def _dead_letter_reason(self, message: Message, delivery: Delivery) -> str:
+        """Why no further attempt is made; empty if one is.
+
+        The age is that of the first attempt, by the schedule: time in which the message waited for
+        its channel, its NOT-BEFORE or a disk, and in which no relay ran, is not counted.
+        """
         attempts = delivery.attempt - delivery.spent
         timeout_ms = self._deliveries.ack_timeout_ms(message)
         if attempts > self._state.channels[message.channel_id].config.max_retries:
             return NO_ACK.format(
                 timeout_s=f"{timeout_ms / 1000:g}", attempts=plural(attempts, "attempt")
             )
-        lost_s = self._deliveries.downtime_ns(message.created_at * NS_PER_S) // NS_PER_S
-        age_s = now_ms // 1000 - message.created_at - lost_s
-        if not delivery.spent and age_s >= max(
-            self._core.rules.dead_letter_after_s, timeout_ms // 1000 + 1
-        ):
+        paused = range(1, min(attempts, MAX_WAIT_MS.bit_length()))  # later ones would be years
+        pauses_ms = sum(self._pause_ms(message, made) for made in paused)
+        age_s = (attempts * timeout_ms + pauses_ms) // 1000
+        if attempts > 1 and age_s >= self._core.rules.dead_letter_after_s:
             return TOO_OLD.format(age_s=age_s, attempts=plural(attempts, "attempt"))
         return ""
 

@@ -40,6 +40,16 @@ def test_all_recipients_wait_and_a_day_more_is_no_failure(box: Box) -> None:
     assert box.states(sent) == dict.fromkeys(("bob", "carol", "operator"), "written")
 
 
+def test_what_is_sent_at_least_once_has_all_its_attempts_after_days_of_waiting(box: Box) -> None:
+    sent = box.send("alice", "TO: bob\nDELIVERY: at-least-once\nNOT-BEFORE: 3d\n\nin three days")
+    box.after(3 * DAY_S + 5)
+    assert box.states(sent) == {"bob": "written"}
+    box.until_dead()
+    assert box.sql("SELECT attempt, last_error FROM deliveries WHERE recipient = 'bob'") == [
+        (4, "no acknowledgment within 60 s, 4 attempts")
+    ]
+
+
 @pytest.mark.parametrize("has_a_ledger", [True, False])
 def test_a_restart_delivers_nothing_early(box: Box, has_a_ledger: bool) -> None:
     sent = box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nlater")
