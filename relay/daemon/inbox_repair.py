@@ -7,10 +7,10 @@ A power cut may undo renames that were not synced, and leave files without their
 |---|---|---|
 | staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
 | delivered, unread | whole in inbox/.pending, SIGKILL in a cancellation | the same |
-| the same | missing everywhere, or damaged | due again, as the next attempt |
+| the same | missing everywhere, or damaged in the inbox | due again, as the next attempt |
 | delivered, read in the ledger alone | anywhere | read: recorded again |
 | read, taken | whole in the inbox | moved to inbox/.read again |
-| read, removed | in the inbox | removed again |
+| read, removed; or cancelled | in the inbox | removed again |
 | read, answered or ended | damaged in the inbox | removed |
 
 Lately means since the last checkpoint, before which everything is synced; so it is before
@@ -36,7 +36,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
 from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
-from relay.ledger import TAKEN
+from relay.ledger import CANCELLED, TAKEN
 from relay.ledger.deliveries import DeliveryRow
 from relay.ledger.ledger import Ledger
 
@@ -133,8 +133,10 @@ class InboxRepair:
         Held and not timed: exactly-once stops a timer's attempt, and this one was lost.
         """
         assert message.relay_id is not None
-        if self._is_whole(message, recipient) or self._is_whole(message, recipient, READ):
+        if self._is_whole(message, recipient):
             return True
+        if not self._is_there(message, recipient) and self._is_whole(message, recipient, READ):
+            return True  # a damaged one in the inbox is of a later attempt than the one in .read
         if not self._is_whole(message, recipient, PENDING):
             self._store.deliveries.postpone(message.id, recipient, attempt + 1)
             return False
@@ -166,9 +168,10 @@ class InboxRepair:
         read = self._dirs.ensure("agents", agent, "inbox", READ)
         is_whole = self._parse(agent, name) is not None
         was_taken = row.state == "read" and row.read_how == TAKEN
+        was_cancelled = row.state == "expired" and (row.last_error or "").startswith(CANCELLED)
         if was_taken and is_whole and not fsio.exists(name, read):
             fsio.rename(name, inbox, name, read)
-        elif row.state == "read" or not is_whole:
+        elif row.state == "read" or was_cancelled or not is_whole:
             fsio.remove(name, inbox)
 
     def remove_strays(self, home: Home) -> int:
@@ -221,6 +224,13 @@ class InboxRepair:
             and not fsio.exists(name, self._dirs.get("agents", agent, "inbox"))
             and not was_taken(self._dirs, agent, message.relay_id or "")
         )
+
+    def _is_there(self, message: Message, recipient: str) -> bool:
+        """True unless the inbox has no file of the message, or cannot be read."""
+        with contextlib.suppress(OSError, UnsafePath):
+            inbox = self._dirs.get("agents", recipient, "inbox")
+            return fsio.exists(f"{message.relay_id}{MSG_SUFFIX}", inbox)
+        return False
 
     def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
         """True when the delivered file is complete in the inbox, or in a folder of it."""

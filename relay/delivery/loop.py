@@ -106,7 +106,7 @@ class Dispatcher:
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, self._roster, config.limits, log)
         self.guard = directory_guard.DirectoryGuard(self._home)
-        self._claimer = Claimer(ledger, clock, log)
+        self._claimer = Claimer(ledger, store, clock, log)
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
         self._reply_loops = ReplyLoops(self._store, config.limits.reply_depth, clock)
 

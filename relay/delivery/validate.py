@@ -150,8 +150,11 @@ def _path(reference: str) -> str:
 class Claimer:
     """Inserts and claims ledger rows. Owned by the loop."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, log: Callable[..., object]) -> None:
+    def __init__(
+        self, ledger: Ledger, store: Engine, clock: Clock, log: Callable[..., object]
+    ) -> None:
         self._ledger = ledger
+        self._store = store
         self._clock = clock
         self._log = log
 
@@ -183,6 +186,7 @@ class Claimer:
         )
         admitted: list[Inbound] = []
         changed: list[FileFacts] = []
+        again: list[str] = []
         for inbound in batch:
             row = rows.get(inbound.file.message_id)
             if inbound.file.message_id in added and inbound.file.place == OUTBOX:
@@ -193,11 +197,14 @@ class Claimer:
             if found is not None:
                 admitted.append(found)
                 if row is not None and row.status == "pending" and found.has_row:
-                    changed.append(found.facts())
+                    again.append(row.message_id)
+                    # of an accepted one the row has the facts of the journal, whatever is there now
+                    if self._store.messages.find_by_relay_id(row.message_id) is None:
+                        changed.append(found.facts())
         mine: set[str] = set()
-        if changed:
+        if again:
             self._ledger.update_facts(changed)
-            mine = self._ledger.claim(inbound.message_id for inbound in changed)
+            mine = self._ledger.claim(again)
         return [
             inbound
             for inbound in admitted

@@ -215,6 +215,56 @@ def test_what_was_answered_and_lost_its_content_is_not_in_the_inbox(box: Box) ->
     assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "acked"}
 
 
+def test_what_was_taken_back_is_not_in_the_inbox_again(box: Box) -> None:
+    sent = send(box, "TO: bob\n\nhi")
+    whole = inbox(box, "bob", sent)["."]
+    box.command("alice", "message.cancel", f"ID: {sent}")
+    assert box.states(sent) == {"bob": "expired"} and inbox(box, "bob", sent) == {}
+    box.kill()
+    box.path(INBOX, f"{sent}.msg").write_bytes(whole)
+    next_boot(box)
+    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "expired"}
+
+
+def test_a_damaged_attempt_comes_again_though_an_earlier_one_was_read(box: Box) -> None:
+    sent = send(box, "TO: bob\nDELIVERY: at-least-once\n\ndo")
+    box.take("bob", sent)
+    box.after(61)
+    box.after(1.1)
+    assert box.sql("SELECT state, attempt FROM deliveries") == [("written", 2)]
+    box.kill()
+    box.path(INBOX, f"{sent}.msg").write_bytes(bytes(200))
+    next_boot(box)
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "3"
+    assert box.sql("SELECT state, attempt FROM deliveries") == [("written", 3)]
+
+
+def test_the_row_of_an_accepted_message_is_that_of_the_journal_whatever_is_in_the_outbox(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line KIND is not in the file that recovery writes: it says what is so without it."""
+    text = "TO: bob\nKIND: message\n\nhi"
+
+    def cut(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerWriter, "write", cut)
+        with pytest.raises(Killed):
+            box.send("alice", text, "1000000001-01.msg")
+    box.kill()
+    for path in box.path("archive").glob("*/alice/*.msg"):  # the rename is undone
+        os.rename(path, box.path("agents/alice/outbox", path.name))
+    box.path("agents/alice/outbox/1000000001-01.msg").write_bytes(b"")
+    next_boot(box)
+    assert box.bodies("bob") == ["hi"]
+    ((status, size, path),) = box.sql(
+        "SELECT status, file_size, file_path FROM messages WHERE agent_name = 'alice'"
+    )
+    assert (status, size) == ("archived", len(text))
+    assert box.path(path).read_bytes().endswith(b"\n\nhi")
+
+
 def test_what_cannot_be_read_now_is_not_taken_for_damaged(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
