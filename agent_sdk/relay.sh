@@ -22,9 +22,9 @@
 # A message is written to outbox/.pending, synced, and renamed into the outbox: after the rename
 # it is sent. Taking one renames it into inbox/.read: that is the evidence of reading.
 # Sending waits up to two seconds for the relay, unless RELAY_NO_WAIT is set. Exit status: 0 done,
-# 1 could not be done (recv: nothing came), 2 wrong use, 4 not so far in time (-w), 5 sent, but no
-# relay has taken it yet, 6 refused. Each says why in one line on stderr. The functions are
-# subshells: no variable, option or trap of yours changes.
+# 1 could not be done (recv: nothing came), 2 wrong use, 4 not so far in time (-w), 5 sent (the id
+# is printed), but no relay has taken it yet; or no home, 6 refused. Each says why in one line on
+# stderr. The functions are subshells: no variable, option or trap of yours changes.
 #
 # shellcheck disable=SC2015,SC2030,SC2031,SC3013,SC3067  # … or misuse, which ends; so do variables
 
@@ -96,9 +96,8 @@ relay_reply() (
     *) for file in "$inbox/.read/$1.msg" "$inbox/$1.msg"; do [ ! -f "$file" ] || break; done ;;
     esac
     _relay_find_original "$file"
-    kind=message
+    kind=message thread=$(relay_header THREAD "$file")
     [ "$(relay_header KIND "$file")" != query ] || kind=response
-    thread=$(relay_header THREAD "$file")
     relay_send -k "$kind" -r "$re" ${thread:+-t "$thread"} -- "$to" "$2"
 )
 
@@ -200,6 +199,8 @@ _relay_home() {
     esac
     home=${home:-${found:-${HOME-}/.agent-relay}}
     case $home in /*) ;; *) home=$PWD/$home ;; esac
+    [ -z "${AGENT_RELAY_DIR-}" ] || { [ -e "$home/config.json" ] && [ -d "$home/agents" ]; } ||
+        _relay_fail "$home is not a relay home: config.json or agents/ is missing; run \`relay --home $home init\`, or set AGENT_RELAY_DIR to another" 5
 }
 
 _relay_search() { # sets found, and is_safe
@@ -411,8 +412,7 @@ _relay_await() {
 
 _relay_attach() { # FILE: into the store of attachments, and a header for it
     [ -f "$1" ] || _relay_misuse "-a $1 is not a regular file"
-    source=$1
-    sum=$(sha256sum <"$source") || exit 1
+    source=$1 sum=$(sha256sum <"$1") || exit 1
     stored=$(_relay_stored "${sum%% *}")
     temp=${stored%/*}/.$$.tmp
     trap 'rm -f -- "$temp"' EXIT

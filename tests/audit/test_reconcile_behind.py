@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from relay.base.clock import NS_PER_S
+from relay.engine import events
 from tests.audit.home_builder import START_NS, START_S, HomeBuilder, stored_message
 from tests.audit.home_journal import write_journal
 from tests.audit.tampering import write
 from tests.fakes import FakeClock
+from tests.ledger.support import put
 
 pytestmark = pytest.mark.shows("audit 2.3")
 
@@ -98,3 +100,14 @@ def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(home: HomeBui
         db.execute("DELETE FROM deliveries WHERE message_id = '1-gone'")
     db.close()
     assert look(home)[1] == {"delivery_missing": {"1-gone"}}
+
+
+def test_a_read_behind_the_position_of_an_idle_relay_is_no_fault(home: HomeBuilder) -> None:
+    """The ledger has it; the position passes it with the next batch."""
+    home.sent("1-last")
+    home.write_store()
+    end = write_journal(home, later=[events.MessageReceived(1, "bob", START_S + 1)], after_s=1)
+    with home.ledger.transaction():
+        put(home.ledger, "1-last", "bob", "read", read_at=START_NS + NS_PER_S)
+    set_position(home, f"UPDATE orchestrator_state SET value = '{end - 1}'")
+    assert look(home) == ({"1-last": "delivered"}, {}, [])
