@@ -7,7 +7,7 @@ A power cut may undo renames that were not synced, and leave files without their
 |---|---|---|
 | staged, or delivered lately | whole in inbox/.pending | renamed into the inbox |
 | delivered, unread | whole in inbox/.pending, SIGKILL in a cancellation | the same |
-| the same | missing everywhere, or damaged in the inbox | due again, as the next attempt |
+| the same | missing everywhere, or damaged in the inbox | removed; due again, as the next attempt |
 | delivered, read in the ledger alone | anywhere | read: recorded again |
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed; or cancelled | in the inbox | removed again |
@@ -138,6 +138,9 @@ class InboxRepair:
         if not self._is_there(message, recipient) and self._is_whole(message, recipient, READ):
             return True  # a damaged one in the inbox is of a later attempt than the one in .read
         if not self._is_whole(message, recipient, PENDING):
+            with contextlib.suppress(OSError, UnsafePath):  # there may be no further attempt
+                inbox = self._dirs.get("agents", recipient, "inbox")
+                fsio.remove(f"{message.relay_id}{MSG_SUFFIX}", inbox)
             self._store.deliveries.postpone(message.id, recipient, attempt + 1)
             return False
         if file_ops.deliver(self._dirs, message.relay_id, recipient, again=True):

@@ -239,6 +239,16 @@ def test_a_damaged_attempt_comes_again_though_an_earlier_one_was_read(box: Box) 
     assert box.sql("SELECT state, attempt FROM deliveries") == [("written", 3)]
 
 
+def test_what_lost_its_content_and_is_not_delivered_again_leaves_nothing(box: Box) -> None:
+    sent = send(box, "TO: bob\nTTL: 5\n\nhi")
+    box.kill()
+    box.path(INBOX, f"{sent}.msg").write_bytes(bytes(200))
+    box.clock.advance(10)
+    next_boot(box)
+    assert inbox(box, "bob", sent) == {} and box.states(sent) == {"bob": "expired"}
+    assert "its TTL of 5 s passed" in box.nacks("alice")[-1]
+
+
 def test_the_row_of_an_accepted_message_is_that_of_the_journal_whatever_is_in_the_outbox(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
