@@ -255,7 +255,7 @@ def _counts(db: sqlite3.Connection) -> dict[str, int]:
         "processing": in_hand.get("processing", 0) + in_hand.get("completed", 0),
         "failed": count("messages WHERE status = 'failed'"),
         "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
-        "messages": db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()[0],
+        "messages": count("messages"),
         "agents": count("agents WHERE status = 'active'"),
         "agents_known": count("agents"),
     }
