@@ -77,7 +77,7 @@
 --
 -- untold: what the journal has behind the ledger's position for longer than the grace. A relay
 -- moves the position on with every batch. Counted are records that are there before it passes them:
--- others follow a batch by a moment, and an idle relay leaves them behind it.
+-- what follows a batch, as deliveries and reads, an idle relay leaves behind it.
 --
 -- originals_from: the first day whose originals must all be there. Retention removes whole days,
 -- the oldest first, and nothing of today: a day is judged when an older one is still there. The
@@ -105,7 +105,7 @@ CROSS JOIN (
     FROM (
         SELECT at, `end`, at < timestamp_micros(:snapshot_us - :grace_us)
             AND `end` > (SELECT max(coalesce(follows, 0)) FROM home) AND event IN
-                ('MessageSent', 'FileRefused', 'DeliveriesStaged', 'MessageReceived') AS is_late
+                ('MessageSent', 'FileRefused', 'DeliveriesStaged') AS is_late
         FROM (
             SELECT at, `end`, 'MessageSent' AS event FROM journal_sent
             UNION ALL SELECT at, `end`, event FROM journal_records
