@@ -342,6 +342,22 @@ def test_where_there_is_no_home_yet_the_message_waits(sh: Shell) -> None:
     assert {path.stat().st_mode & 0o077 for path in home.rglob("*")} == {0}
 
 
+def test_a_directory_that_was_named_and_is_no_home_is_refused_and_left_as_it_is(sh: Shell) -> None:
+    """As the commands and the SDK refuse it: the name may be mistyped, and nobody looks there."""
+    (sh.folder / "other").mkdir()
+    for name in ("mistyped", "other", "."):
+        for call in ("relay_send bob hi", "relay_recv", "relay_ack 1706123456-ab"):
+            done = sh.run(call, AGENT_RELAY_DIR=f"{sh.folder}/{name}")
+            assert (done.returncode, done.stdout) == (5, b"")
+            where = f"{sh.folder}/{name}"
+            assert done.stderr.decode() == (
+                f"relay: {where} is not a relay home: config.json or agents/ is missing; "
+                f"run `relay --home {where} init`, or set AGENT_RELAY_DIR to another\n"
+            )
+    assert sorted(path.name for path in sh.folder.iterdir()) == ["other", "the home"]
+    assert list((sh.folder / "other").iterdir()) == []
+
+
 def test_a_relative_home_that_looks_like_an_option(sh: Shell) -> None:
     (sh.folder / "-home").symlink_to(sh.relay.root)
     sent = sh.ok("relay_send bob hi", AGENT_RELAY_DIR="-home")
@@ -382,8 +398,8 @@ def test_a_file_that_cannot_be_read_is_one_line(sh: Shell) -> None:
 
 @IN_ONE
 def test_a_home_that_is_a_file_is_said_once(sh: Shell) -> None:
-    (sh.folder / "a file").write_text("no home")
-    done = sh.run("relay_send bob hello", AGENT_RELAY_DIR=str(sh.folder / "a file"))
+    (sh.folder / ".agent-relay").write_text("no home")
+    done = sh.run("cd /; relay_send bob hello", AGENT_RELAY_DIR="", HOME=str(sh.folder))
     assert done.returncode == 1 and done.stderr.count(b"mkdir") == 1
     assert done.stderr.startswith(b"relay: not sent: ") and done.stderr.count(b"\n") == 1
 
