@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import resource
@@ -383,6 +384,28 @@ def write_trouble(lock_fd: int, trouble: str) -> None:
 
 
 @contextlib.contextmanager
+def locked_home(root: str) -> Iterator[int]:
+    """Hold the home for the block; yields the descriptor of its lock file.
+
+    The directory is locked as well: who removes the lock file frees nothing by it.
+    Errors: BlockingIOError when the home is held.
+    """
+    with fsio.locked(os.path.join(root, LOCK)) as lock_fd:
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise
+        except OSError:
+            pass  # a file system that locks no directories
+        try:
+            yield lock_fd
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
 def lock_home(root: str, text: str = "", hint: str = "") -> Iterator[None]:
     """Hold the lock that a running relay holds; ``text`` and ``hint`` replace the error's own.
 
@@ -390,7 +413,7 @@ def lock_home(root: str, text: str = "", hint: str = "") -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(fsio.locked(os.path.join(root, LOCK)))
+            held.enter_context(locked_home(root))
         except BlockingIOError as exc:
             raise AlreadyRunning(text or f"a relay runs for {root}", hint=hint) from exc
         yield

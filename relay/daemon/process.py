@@ -30,12 +30,13 @@ from relay.base.home import (
     TROUBLE_CHARACTERS,
     Home,
     lock_holder,
+    locked_home,
     running_trouble,
     write_trouble,
 )
 from relay.base.logs import Log, LogCall, make_log, where
 from relay.base.sd_notify import SystemdNotifier, Watchdog
-from relay.base.status_client import StatusReply, ask, silence
+from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
 from relay.daemon.attention import AttentionThread
 from relay.daemon.session import PATIENCE_S, Session
@@ -69,6 +70,7 @@ class Daemon:
         self._stopping = False
         self._reload_requested = False
         self._lock_fd = -1
+        self._held = contextlib.ExitStack()  # what is given back when the process ends
 
     def run(self, ready: Callable[[], None]) -> None:
         """Serve until a signal says stop.
@@ -78,10 +80,10 @@ class Daemon:
         """
         with contextlib.ExitStack() as stack:
             try:
-                lock_fd = stack.enter_context(fsio.locked(self._home.path(LOCK)))
+                self._lock_fd = stack.enter_context(locked_home(self._home.root))
             except BlockingIOError as exc:
                 raise self._already_running() from exc
-            self._lock_fd = lock_fd
+            self._held = stack
             self._set_trouble("")
             watchdog = Watchdog(self._notifier, lambda: self.status.health().is_healthy)
             stack.callback(self._admin.end)
@@ -94,15 +96,32 @@ class Daemon:
                 self._serve(ready)
             finally:  # the pid stays in the lock file unless the end was requested
                 if self._stopping or not self._was_ready:
-                    os.ftruncate(lock_fd, 0)
+                    os.ftruncate(self._lock_fd, 0)
+
+    def _keep_lock_file(self) -> None:
+        """Make the lock file again if somebody removed it: it says who runs. Called every turn."""
+        path = self._home.path(LOCK)
+        with contextlib.suppress(OSError):
+            status = os.stat(path, follow_symlinks=False)
+            if os.path.samestat(status, os.fstat(self._lock_fd)):
+                return
+        try:
+            self._home.check_place()
+            self._lock_fd = self._held.enter_context(fsio.locked(path))
+        except (OSError, RelayError):
+            return  # the home is elsewhere or gone, or a command has the file for an instant
+        write_trouble(self._lock_fd, self.status.trouble)
+        text = f"{path} was removed or replaced while the relay ran, and is made again"
+        self._log(text, action="lock_made", level="warning")
 
     def _already_running(self) -> AlreadyRunning:
         """The error for a lock held by another relay, with its pid and whether it answers."""
         pid = lock_holder(self._home)
-        text = f"a relay runs for {self._home.root} already, its pid is {pid or 'not known'}"
-        reply = StatusReply(None) if pid is None else ask(self._home)
+        reply = ask(self._home)
+        status = reply.status or {}
+        known = pid or status.get("pid") or "not known"  # by its socket, if its lock file is gone
+        text = f"a relay runs for {self._home.root} already, its pid is {known}"
         if pid is None or not reply.is_silent:
-            status = reply.status or {}
             why = "" if status.get("ready", True) else "; ".join(status.get("reasons", ()))
             trouble = running_trouble(self._home)
             why = f"not serving; retrying: {trouble}" if trouble else why
@@ -234,6 +253,7 @@ class Daemon:
         """
         if self._stopping:
             return True
+        self._keep_lock_file()
         session = self._session
         if self._reload_requested:
             self._reload_requested = False

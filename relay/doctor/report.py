@@ -15,7 +15,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import AlreadyRunning, RelayError, UnsafePath
 from relay.base.finding import Finding, Repair, Severity
-from relay.base.home import LOCK, Home
+from relay.base.home import Home, locked_home
 
 MAX_NAMED = 3  # examples named in a finding; the others are counted
 RECHECK_AFTER_S = 1.0  # a running relay has finished its current batch by then
@@ -93,7 +93,7 @@ def repair(home: Home, findings: Iterable[Finding]) -> Iterator[tuple[Repair, st
     with contextlib.ExitStack() as held:
         why = ""
         try:
-            held.enter_context(fsio.locked(home.path(LOCK)))
+            held.enter_context(locked_home(home.root))
         except BlockingIOError:
             why = str(AlreadyRunning("a running relay does this itself"))
         for finding in findings:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import PATIENCE_S, environment, home_of, relay, rows_of, until
+from relay.base.fsio import lock_owner
+from tests.procs import PATIENCE_S, environment, home_of, log_of, relay, rows_of, until
 
 
 @pytest.fixture
@@ -30,6 +31,23 @@ def test_a_second_relay_is_refused_with_the_pid_of_the_first(home: Path) -> None
         assert f"its pid is {pid}" in second.stderr
         assert second.stderr.count("\n") == 1
     assert rows_of("status", home=home)[0]["pid"] == pid
+
+
+def test_who_removes_the_lock_file_lets_no_second_relay_run(home: Path) -> None:
+    pid = rows_of("up", home=home)[0]["pid"]
+    (home / ".lock").unlink()
+    second = relay("up", home=home)
+    assert second.returncode == 5 and f"its pid is {pid}" in second.stderr
+    assert relay("ledger", "rebuild", home=home).returncode == 5
+    (home / ".lock").unlink(missing_ok=True)  # the second one made it
+    relay("register", "bob", home=home)
+    relay("send", "--wait", "none", "bob", "hi", home=home)  # a turn of the loop
+    until(lambda: lock_owner(str(home / ".lock")) == pid)
+    assert rows_of("status", home=home)[0]["pid"] == pid
+    assert (home / ".lock").read_text() == f"{pid}\n\n"
+    assert log_of(home, "lock_made")
+    assert relay("down", home=home).returncode == 0
+    assert (home / ".lock").read_text() == ""
 
 
 def test_a_setting_that_is_wrong_is_named(home: Path) -> None:
