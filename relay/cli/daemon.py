@@ -38,6 +38,7 @@ from relay.cli.common import (
 from relay.cli.tables import print_table
 from relay.views.agents import find_alerts, unread
 from relay.views.ids import short_ids
+from relay.views.messages import count_failed
 from relay.views.trace import count_waiting
 
 START_TIMEOUT_S = 60
@@ -253,7 +254,7 @@ def _counts(db: sqlite3.Connection) -> dict[str, int]:
     return {
         "pending": in_hand.get("pending", 0),
         "processing": in_hand.get("processing", 0) + in_hand.get("completed", 0),
-        "failed": count("messages WHERE status = 'failed'"),
+        "failed": count_failed(db),
         "held": count(f"deliveries WHERE {WAITING} AND state = 'held'"),
         "messages": count("messages"),
         "agents": count("agents WHERE status = 'active'"),

@@ -38,7 +38,7 @@ STATES = {
     "held": "state IN ('held', 'staged')",
     "open": "obligation = 'open'",
     "overdue": f"obligation = 'open' AND due_at <= {_NOW}",
-    "failed": f"({_FAILED}) AND {NOT_CANCELLED}",
+    "failed": f"({_FAILED}) AND {NOT_CANCELLED} AND discarded_at IS NULL",
     REFUSED: "0",
     "dead": f"({_FAILED}) AND state = 'dead' AND discarded_at IS NULL",
     "expired": f"({_FAILED}) AND state = 'expired' AND {NOT_CANCELLED}",

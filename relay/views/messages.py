@@ -1,6 +1,7 @@
 """Messages that are so: looked up in the search index, or in the store where there is none.
 
 find_rows        a query -> rows, with their outcomes by the ledger, and what was refused
+count_failed     the number of rows of `relay failed`
 messages_about   the messages whose RE names another one
 """
 
@@ -274,6 +275,15 @@ SELECT 0, message_id, discovered_at, coalesce(processed_at, discovered_at), agen
 FROM messages WHERE status = 'failed'
 UNION ALL
 SELECT -1, file_name, at, at, agent, NULL, NULL, NULL FROM rejections"""
+
+
+def count_failed(db: sqlite3.Connection) -> int:
+    """The number of rows that `relay failed` lists, by the ledger alone."""
+    from relay.search.query import STATES
+
+    failed = f"SELECT message_id FROM deliveries AS d WHERE {STATES['failed']}"
+    counts = [f"(SELECT count(*) FROM ({sql}))" for sql in (_REFUSED, failed)]
+    return int(db.execute(f"SELECT {' + '.join(counts)}").fetchone()[0])
 
 
 def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry]:
