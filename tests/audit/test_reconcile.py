@@ -38,6 +38,12 @@ def plant_every_fault(home: HomeBuilder) -> None:
     put(home.ledger, "1-held", "bob", "written", written_at=START_NS)
     home.finish("1-held")
     home.keep("1-held")
+    home.seen("1-scheduled")
+    home.deliver("1-scheduled", written_after_ms=None)
+    later = "not before 2026-02-28T09:30:00Z, as its sender asked"
+    put(home.ledger, "1-scheduled", "bob", "held", last_error=later, due_at=START_NS)
+    home.finish("1-scheduled")
+    home.keep("1-scheduled")
     home.seen("1-staged")
     home.deliver("1-staged", written_after_ms=None)
     home.finish("1-staged")
@@ -67,6 +73,7 @@ EXPECTED = {
     "1-missing": "missing",
     "1-extra": "orphan",
     "1-held": "undelivered",
+    "1-scheduled": "scheduled",
     "1-staged": "undelivered",
     "1-pending": "in_flight",
     "1-processing": "in_flight",

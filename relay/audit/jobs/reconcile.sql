@@ -141,6 +141,7 @@ SELECT message_id, max(ledger) AS ledger, count(state) AS deliveries,
         CASE WHEN state IN ('expired', 'bounced', 'dead') THEN recipient END)), ', '), '')
         AS ended_for,
     count(CASE WHEN state = 'dead' THEN state END) AS dead,
+    coalesce(bool_or(state = 'scheduled'), false) AS is_scheduled,
     nullif(count(copy), 0) AS copies, count(copy.checksum) AS checksums,
     min(copy.checksum) AS lowest_checksum, max(copy.checksum) AS highest_checksum,
     min(copy.sender) AS sender, min(copy.to) AS to, min(copy.kind) AS kind,
@@ -169,7 +170,9 @@ FROM (
             NULL AS record, NULL AS original
         FROM ledger_messages
         UNION ALL
-        SELECT message_id, NULL, state, recipient, NULL, NULL, NULL FROM ledger_deliveries
+        SELECT message_id, NULL, CASE WHEN state = 'held' AND last_error LIKE 'not before %'
+                THEN 'scheduled' ELSE state END, recipient, NULL, NULL, NULL
+        FROM ledger_deliveries
         UNION ALL
         SELECT relay_id, NULL, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
             timestamp_micros(created_ns DIV 1000) AS dated, correlation_id AS thread,
@@ -290,6 +293,7 @@ SELECT *, CASE
         AND original_path <> file_path THEN 'path_differs'
     WHEN copies IS NULL THEN 'not_checked' -- nothing else is wrong with it
     WHEN waiting_for IS NOT NULL THEN 'undelivered'
+    WHEN is_scheduled THEN 'scheduled' -- by its sender's NOT-BEFORE
     WHEN ended_for IS NOT NULL THEN 'returned'
     WHEN checksum IS NULL OR checksums < copies THEN 'unverified'
     ELSE 'delivered' END AS class
