@@ -353,7 +353,7 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
         text += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
     elif outcome in _REASONED:  # which imply that no answer is expected
         reason = (delivery["last_error"] or "").removeprefix("cancelled ")
-        return _with_reason(text, reason) + _since(delivery)
+        return _with_reason(text, reason) + _of_the_file(delivery)
     elif outcome is Outcome.DELIVERED:
         text += ", not read yet"
     elif outcome is Outcome.SHOWN:
@@ -363,11 +363,11 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
     return text + reminders_text(delivery)
 
 
-def _since(delivery: Fields) -> str:
-    """The later fate of the file of a delivery after it was given up."""
+def _of_the_file(delivery: Fields) -> str:
+    """What became of the last file of a dead delivery, before it was given up or since."""
     if delivery["state"] != "dead" or (delivery["read_at"] or 0) <= (delivery["written_at"] or 0):
         return ""
-    return "; removed since" if delivery["read_how"] == REMOVED else "; read since"
+    return "; it was removed" if delivery["read_how"] == REMOVED else "; it was read"
 
 
 def reminders_text(delivery: Fields) -> str:

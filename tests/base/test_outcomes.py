@@ -57,7 +57,7 @@ TAKEN = {"last_error": "no answer", "read_how": "taken"}
         (bob("bounced", last_error="bob is retired"), "bounced", ": bob is retired"),
         (bob("expired", last_error="its TTL passed"), "expired", ": its TTL passed"),
         (bob("dead", last_error="no answer"), "dead", ": no answer"),
-        (bob("dead", **TAKEN, read_at=NOW), "dead", ": no answer; read since"),
+        (bob("dead", **TAKEN, read_at=NOW), "dead", ": no answer; it was read"),
         (bob("dead", **TAKEN, read_at=NOW - 9 * MIN), "dead", ": no answer"),  # an earlier attempt
         (bob("read", recipient="__orchestrator__"), "handled", " by the relay itself"),
     ],

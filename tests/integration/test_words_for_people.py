@@ -147,7 +147,7 @@ def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -
     box.take("bob", sent)
     box.tick()
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (0, 1)
-    assert headline(box, sent) == headline_ + "; read since"
+    assert headline(box, sent) == headline_ + "; it was read"
     assert "read by bob, attempt 4" in lines(box, sent)
     tail = shown(box, "tail", "--since", "1h", "--no-follow", "--agent", "bob").splitlines()
     assert [line.split()[1] for line in tail][-1] == "read"
