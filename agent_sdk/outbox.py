@@ -47,7 +47,7 @@ class SendOptions(TypedDict, total=False):
     topic: str | None  # for channels with topics, like build.front.ok
     ttl_s: int | None  # seconds after which it is no longer delivered
     delivery: str | None  # at-most-once, at-least-once, exactly-once
-    due_s: float | None  # when the answer is due; the default is the relay's
+    due_s: float | None  # when the answer is due, from 0.001; the default is the relay's
     headers: Mapping[str, str] | None  # other headers, passed on with the message
     attachments: Sequence[str]  # returned by attach(), or those of a received message
 
@@ -239,8 +239,9 @@ def _check_types(to: object, body: object, kind: object, options: OutgoingMessag
             expected = " or ".join(kind.__name__ for kind in types)
             raise MessageError(f"{what} is {value!r}, expected {expected}")
     seconds = options.get("due_s")
-    if seconds is not None and not abs(seconds) < float("inf"):  # nan is not either
-        raise MessageError(f"due_s is {seconds}, expected a number of seconds")
+    is_number = isinstance(seconds, int | float) and 0.001 <= seconds < float("inf")  # no nan
+    if seconds is not None and not is_number:
+        raise MessageError(f"due_s is {seconds!r}, expected a number of seconds from 0.001")
 
 
 def _kind(word: str) -> Kind:
@@ -283,5 +284,5 @@ def _names(attachments: Sequence[str]) -> str | None:
 
 def _duration(seconds: float) -> str:
     """Format seconds for AWAIT: ``30s``, or ``1500ms`` for fractions."""
-    millis = max(1, round(seconds * 1000))
+    millis = round(seconds * 1000)
     return f"{millis}ms" if millis % 1000 else f"{millis // 1000}s"

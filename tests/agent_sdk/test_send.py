@@ -90,7 +90,10 @@ BAD: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("bob", "x", {"attachments": ["/etc/hosts"]}, "attach() first"),
     (None, "x", {}, "to is None, expected str"),
     ("bob", 5, {}, "body is 5, expected str or bytes"),
-    ("bob", "x", {"due_s": float("nan")}, "due_s is nan, expected a number of seconds"),
+    *(
+        ("bob", "x", {"due_s": due}, f"due_s is {due!r}, expected a number of seconds from 0.001")
+        for due in (-1, 0, 0.0004, float("nan"), float("inf"), "soon")
+    ),
 ]
 
 
