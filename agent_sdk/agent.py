@@ -230,7 +230,7 @@ class Agent:
 
         KIND is response for a query, otherwise message. Errors: as ``send``.
         """
-        kind = kind or requests.reply_kind(message)
+        kind = requests.reply_kind(message, kind)
         options["thread"] = options.get("thread") or message.thread
         return self.send(message.sender, body, kind=kind, re=message.id, wait_s=wait_s, **options)
 
@@ -364,11 +364,9 @@ class Agent:
         """Wait for a message of this agent as `relay wait` does: ``read``, or ``read=10s``.
 
         With ``answer``, takes the answer out of the inbox and returns it, as ``request``. Errors:
-        Timeout; Refused if it cannot come so far; LedgerError.
+        Timeout; Refused if it cannot come so far; LedgerError; MessageError for another word.
         """
-        from relay.base.outcomes import parse_wait  # most programs never wait
-
-        wait, sent = parse_wait(until), self._inbox.id_of(message_id)
+        wait, sent = requests.wait_of("until", until), self._inbox.id_of(message_id)
         if wait.word == "answer":
             known = (sent, requests.ANSWERS, wait.seconds, requests.whole)
             return self._answer(*known, None, progress)

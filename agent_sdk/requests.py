@@ -116,9 +116,14 @@ def _unexpected(answer: str) -> MessageError:
     return MessageError(f"unexpected answer from the relay: {answer.splitlines()[:1]}")
 
 
-def reply_kind(message: Received) -> Kind:
-    """Return the KIND of a reply to a message."""
-    return Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE
+def reply_kind(message: Received, kind: str | None) -> str:
+    """Return the KIND of a reply to a message.
+
+    Errors: MessageError for an id: who sent it, and in which thread, is in the message.
+    """
+    if not isinstance(message, Received):
+        raise MessageError(f"reply takes a message that was received, got {message!r:.60}")
+    return kind or (Kind.RESPONSE if message.kind is Kind.QUERY else Kind.MESSAGE)
 
 
 def ack_body(status: str, text: str) -> str:
@@ -182,6 +187,16 @@ def default_wait_s(most_s: float = WAIT_S) -> float:
     return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)
 
 
+def wait_of(name: str, given: str) -> Wait:
+    """Read the argument ``name``, the step to wait for. Errors: MessageError."""
+    from relay.base.outcomes import parse_wait  # most programs never wait
+
+    try:
+        return parse_wait(str(given))
+    except ValueError as exc:
+        raise MessageError(f"{name}: {exc}") from exc
+
+
 class HowToWait(NamedTuple):
     """The step that a send waits for."""
 
@@ -195,14 +210,12 @@ def how_to_wait(
 ) -> HowToWait:
     """Read the options of ``Agent.send``.
 
-    Errors: ValueError for a ``wait`` that names no step; MessageError for ``answer``.
+    Errors: MessageError for a ``wait`` that names no step, and for ``answer``.
     """
     if wait is None:
         limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
         return HowToWait(limit_s, committed, "")
-    from relay.base.outcomes import parse_wait
-
-    word, seconds = parse_wait(wait)
+    word, seconds = wait_of("wait", wait)
     if word == "answer":
         raise MessageError("send returns the id of the message; `request` waits for the answer")
     if word in ("none", "taken"):

@@ -44,6 +44,14 @@ def test_a_reply_may_open_another_thread_and_be_another_kind(
     assert (aside.kind, aside.thread) == (Kind.MESSAGE, "t-2")
 
 
+def test_an_id_cannot_be_replied_to(bob: Agent) -> None:
+    for options in ({}, {"kind": "message"}):
+        with pytest.raises(
+            MessageError, match=r"^reply takes a message that was received, got 'de"
+        ):
+            bob.reply("deadbeef", "x", **options)
+
+
 def test_short_ids_name_messages_of_the_mailbox(relay: HandRelay, alice: Agent, bob: Agent) -> None:
     asked = alice.send("bob", "deploy", kind="command", wait_s=0)
     relay.carry()

@@ -182,8 +182,10 @@ def test_an_answer_comes_after_progress(
 
 
 def test_words_that_are_none(home: Path, alice: Agent) -> None:
-    with pytest.raises(ValueError, match="'seen' is not one of none, taken, delivered, read, done"):
+    with pytest.raises(MessageError, match=r"^wait: 'seen' is not one of none, taken, delivered"):
         alice.send("bob", "hi", wait="seen")
+    with pytest.raises(MessageError, match=r"^until: 'soon' is not a duration such as 500ms"):
+        alice.wait("1795217558235885251-b4c3fe55973658c5", "read=soon")
     with pytest.raises(MessageError, match="`request` waits for the answer"):
         alice.send("bob", "hi", wait="answer")
     with pytest.raises(NotRunning):
