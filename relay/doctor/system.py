@@ -17,6 +17,7 @@ from relay.base.errors import LedgerError
 from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_address
+from relay.base.text import format_size
 from relay.doctor.report import Target, list_dir, recheck
 from relay.ledger import wal
 from relay.ledger.file import open_readonly
@@ -219,11 +220,11 @@ def _disk(target: Target) -> Iterator[Finding]:
     advice = "free some space; see `relay prune --dry-run`"
     floor = disk.floor_bytes(settings, size)
     if free < floor:
-        found = f"only {free // _MIB} MiB are free on the disk; below {floor // _MIB} MiB"
+        found = f"only {format_size(free)} are free on the disk; below {format_size(floor)}"
         found += " (disk.floor_mib) no messages are accepted"
         yield Finding("limits", target.home.root, found, advice, Severity.ERROR)
     elif percent >= settings.alert_percent:
-        found = f"the disk is {percent} % full, {free // _MIB} MiB are free"
+        found = f"the disk is {percent} % full, {format_size(free)} are free"
         yield Finding("limits", target.home.root, found, advice, Severity.WARNING)
 
 

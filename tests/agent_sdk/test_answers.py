@@ -46,9 +46,7 @@ def test_a_reply_may_open_another_thread_and_be_another_kind(
 
 def test_an_id_cannot_be_replied_to(bob: Agent) -> None:
     for options in ({}, {"kind": "message"}):
-        with pytest.raises(
-            MessageError, match=r"^reply takes a message that was received, got 'de"
-        ):
+        with pytest.raises(MessageError, match="reply takes a message that was received, got 'de"):
             bob.reply("deadbeef", "x", **options)
 
 

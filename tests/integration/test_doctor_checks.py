@@ -273,6 +273,8 @@ def test_limits_of_inotify_and_the_disk(box: Box, monkeypatch: pytest.MonkeyPatc
     assert "only 63 MiB are free on the disk; below 64 MiB (disk.floor_mib) no" in str(one(box))
     monkeypatch.setattr(system.disk, "measure_disk", lambda path: (1000 << 20, 100 << 20, 63 << 20))
     assert found(box) == []  # the floor of a small disk is a twentieth of it
+    monkeypatch.setattr(system.disk, "measure_disk", lambda path: (4 << 20, 4 << 20, 9 << 10))
+    assert "only 9 KiB are free on the disk; below 204.8 KiB (disk.floor_mib) no" in str(one(box))
 
 
 def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
