@@ -7,4 +7,8 @@ from relay.base.outcomes import CANCELLED as CANCELLED
 from relay.base.outcomes import REMOVED as REMOVED
 
 TAKEN = "taken"  # read_how: the file is in inbox/.read
+# What stands in inboxes, dead letters among it; each half has an index.
+UNREAD = """(SELECT message_id, recipient, written_at FROM deliveries WHERE state = 'written'
+UNION ALL SELECT message_id, recipient, written_at FROM deliveries
+WHERE state = 'dead' AND coalesce(read_at, 0) < written_at)"""
 NOT_CANCELLED = f"coalesce(d.last_error, '') NOT LIKE '{CANCELLED}%'"  # of ``deliveries AS d``

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from relay.ledger import UNREAD
 from relay.ledger.file import as_json
 
 
@@ -246,11 +247,8 @@ class DeliveryTable:
         were given up and are still there."""
         return dict(
             self._db.execute(
-                "SELECT message_id, coalesce(written_at, 0) FROM deliveries "
-                "WHERE recipient = ? AND state = 'written' UNION ALL "
-                "SELECT message_id, written_at FROM deliveries "
-                "WHERE recipient = ? AND state = 'dead' AND coalesce(read_at, 0) < written_at",
-                (recipient, recipient),
+                f"SELECT message_id, coalesce(written_at, 0) FROM {UNREAD} WHERE recipient = ?",
+                (recipient,),
             ).fetchall()
         )
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from relay.base.clock import NS_PER_S, parse_time
 from relay.base.errors import InvalidQuery, ValidationFailed
 from relay.base.names import uuid4_of
-from relay.ledger import NOT_CANCELLED
+from relay.ledger import NOT_CANCELLED, UNREAD
 from relay.search.index import Entry
 
 KEYS = (
@@ -28,13 +28,13 @@ KEYS = (
 )
 REFUSED = "refused"  # by the relay: the ledger alone has it
 # The ledger knows them: state -> its condition on deliveries. That of "failed" is word for word
-# the one of an index in schema.sql, and so are those of "unread" and "open".
+# the one of an index in schema.sql, and so is that of "open".
 _FAILED = (
     "ack_status = 'failed' OR obligation = 'given_up' OR state IN ('expired', 'bounced', 'dead')"
 )
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000"
 STATES = {
-    "unread": "state = 'written'",
+    "unread": f"(d.message_id, d.recipient) IN (SELECT message_id, recipient FROM {UNREAD})",
     "held": "state IN ('held', 'staged')",
     "open": "obligation = 'open'",
     "overdue": f"obligation = 'open' AND due_at <= {_NOW}",

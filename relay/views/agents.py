@@ -12,6 +12,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import LedgerError, RelayError
 from relay.base.home import LEDGER
 from relay.base.names import DIRECT_PREFIX, MSG_SUFFIX, OPERATOR
+from relay.ledger import UNREAD
 from relay.views.sessions import AgentState, agent_states, latest_calls
 from relay.views.times import ago, when
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SILENT_S = 60  # shorter pauses are normal
 PRESENT = ("active", "inactive")  # for the others, the reason of the status says it
-WAITING = """SELECT recipient, min(written_at) FROM deliveries WHERE state = 'written' GROUP BY 1
+WAITING = f"""SELECT recipient, min(written_at) FROM {UNREAD} GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
 LATEST = 10  # messages on an agent's page

@@ -29,6 +29,7 @@ from relay.base.names import (
     permission_ms,
 )
 from relay.base.text import plural
+from relay.ledger import UNREAD
 from relay.reach.session import session_lock
 from relay.views.agents import ListedAgent, list_agents
 from relay.views.ids import messages_in, read_file
@@ -46,10 +47,11 @@ FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.recipient = ? AND (d.obligation = 'open'
     OR d.obligation = 'given_up' AND d.state NOT IN ('expired', 'bounced'))
 ORDER BY d.message_id DESC LIMIT ?"""
-_MAIL = """
+_MAIL = f"""
 SELECT count(*), max(d.written_at), coalesce(sum(m.agent_name = ?), 0)
-FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.recipient = ? AND d.state = 'written' AND d.obligation IS NULL"""
+FROM {UNREAD} JOIN deliveries AS d USING (message_id, recipient)
+JOIN messages AS m USING (message_id)
+WHERE d.recipient = ? AND d.obligation IS NULL"""
 _ENDED = """
 SELECT name, changed_at, last_error FROM processes WHERE state IN ('failed', 'stuck')
 ORDER BY changed_at DESC LIMIT ?"""
@@ -70,8 +72,7 @@ SELECT min(d.message_id), d.recipient, count(*), min(coalesce(d.staged_at, m.dis
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.state = 'held' AND coalesce(d.last_error, '') NOT LIKE 'not before %'
 GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
-_UNREAD_SINCE = """
-SELECT recipient, min(written_at), count(*) FROM deliveries WHERE state = 'written' GROUP BY 1"""
+_UNREAD_SINCE = f"SELECT recipient, min(written_at), count(*) FROM {UNREAD} GROUP BY 1"
 
 
 class Item(NamedTuple):

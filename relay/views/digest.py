@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from relay.base.names import ORCHESTRATOR
-from relay.ledger import NOT_CANCELLED
+from relay.ledger import NOT_CANCELLED, UNREAD
 from relay.ledger.file import first_id_since, open_current
 
 REFUSED = "refused"  # outcome
@@ -149,7 +149,7 @@ _OPEN = f"""{_OWED}
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.obligation = 'open' ORDER BY m.discovered_at, m.id, d.recipient"""
 _HELD = "SELECT count(*) FROM deliveries WHERE state IN ('held', 'staged')"
-_UNREAD = "SELECT count(*) FROM deliveries WHERE state = 'written'"
+_UNREAD = f"SELECT count(*) FROM {UNREAD}"
 _ASKED = f"""
 SELECT message_id FROM messages
 WHERE id >= :first AND id < :end AND message_type IN ('command', 'query') AND status <> 'failed'

@@ -119,6 +119,7 @@ def test_what_each_agent_did_and_how_long_it_was_silent(home: HomeBuilder) -> No
     rows = [delivery(f"1-{n}", begin + at, 1) for n, at in enumerate(times)]
     rows[0] = {**rows[0], "state": "read", "read_at": begin + HOUR}
     rows[1] = {**rows[1], "state": "read", "read_at": read}
+    rows[3] = {**rows[3], "state": "dead"}  # and still in the inbox
     insert(home, "deliveries", rows)
     by_name = {row["agent"]: row for row in home.says("agents").tables["agents"]}
     alice, bob = by_name["alice"], by_name["bob"]

@@ -54,6 +54,12 @@ def agent(box: Box, name: str) -> dict[str, Any]:
     return next(one for one in found if one["name"] == name)
 
 
+def unread(box: Box) -> list[str]:
+    """The ids that the list has of bob."""
+    shown_ = shown(box, "unread", "--agent", "bob", "--json").splitlines()
+    return [json.loads(line)["id"] for line in shown_]
+
+
 def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     assert headline(box, sent) == "command alice -> bob: delivered, not read yet"
@@ -141,12 +147,16 @@ def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -
     assert bob[:2] == ["bob", "active"] and bob[-3:-1] == ["1", "1"]
     assert json.loads(shown(box, "status", "--json"))["unread"] == 2  # alice has its nack
     assert "bob       active       0       1" in shown(box, "top")
+    assert unread(box) == [sent]
+    assert json.loads(shown(box, "audit", "digest", "--json"))["unread"] == 2
     headline_ = headline(box, sent)
     assert headline_.startswith("command alice -> bob: dead: no acknowledgment within 60 s")
 
     box.take("bob", sent)
     box.tick()
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (0, 1)
+    assert unread(box) == []
+    assert json.loads(shown(box, "audit", "digest", "--json"))["unread"] == 1
     assert headline(box, sent) == headline_ + "; it was read"
     assert "read by bob, attempt 4" in lines(box, sent)
     tail = shown(box, "tail", "--since", "1h", "--no-follow", "--agent", "bob").splitlines()

@@ -33,6 +33,7 @@ FROM (
             FROM ledger_messages
             UNION ALL
             SELECT recipient, read_at, false, false, written_at, state = 'written'
+                OR state = 'dead' AND coalesce(read_at < written_at, written_at IS NOT NULL)
             FROM ledger_deliveries)
         GROUP BY agent, date_trunc('hour', at)))
 GROUP BY agent
