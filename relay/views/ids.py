@@ -57,8 +57,11 @@ def resolve_id(home: Home, text: str, *, must_exist: bool = False) -> str:
     The ledger is asked first, then the mailboxes. An id that neither knows is returned as it is,
     unless it ``must_exist``.
     Errors: InvalidName for a text that is not an id; NotFound for an ambiguous or an unknown
-    beginning, and for a file in an outbox that the relay ignores because of its name.
+    beginning, and for a file in an outbox that the relay ignores because of its name; LedgerError
+    for an unknown one, while the ledger cannot be read.
     """
+    from relay.ledger.file import open_current
+
     given = text.removesuffix(MSG_SUFFIX)
     if not _PARTS.fullmatch(given):
         _check_misnamed(home, given)
@@ -82,6 +85,7 @@ def resolve_id(home: Home, text: str, *, must_exist: bool = False) -> str:
         _check_misnamed(home, given)
         if MESSAGE_ID.fullmatch(given) and not must_exist:
             return given
+        open_current(home.path(LEDGER)).close()  # else it may be there
         raise NotFound(
             f"no message {given}, in the ledger or any outbox",
             hint="`relay history` lists messages",

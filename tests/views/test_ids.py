@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.base.errors import InvalidName, NotFound
+from relay.base.errors import InvalidName, LedgerMissing, NotFound
 from relay.views.ids import resolve_id, short_ids
 from tests.box import Box
 
@@ -63,6 +63,9 @@ def test_texts_that_name_no_message(box: Box) -> None:
     with pytest.raises(NotFound, match=f"several messages match 3f6777fc: {B}, {A}$"):
         resolve_id(box.home, "3f6777fc")
     with pytest.raises(NotFound, match="no message 99ff, in the ledger or any outbox"):
+        resolve_id(box.home, "99ff")
+    box.path("ledger.db").rename(box.path("away.db"))
+    with pytest.raises(LedgerMissing, match="there is no ledger at"):  # where it may be
         resolve_id(box.home, "99ff")
     for text in ("", "the last one", "3F67", "a\nb", "*"):
         with pytest.raises(InvalidName, match="is not a message id"):
