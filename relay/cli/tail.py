@@ -29,6 +29,7 @@ from relay.cli.common import (
 from relay.cli.tables import clock_of, colour, colour_by_word, cut, day_of, wide_option
 from relay.views.events import INTERMEDIATE, EventCursor, body_of, is_of
 from relay.views.ids import SHORT, short_ids
+from relay.views.names import check_agents
 
 POLL_S = 0.2
 LONGEST_KIND = len("notification")
@@ -85,7 +86,7 @@ def tail(
         opened = stack.enter_context(open_home(ctx, home))
         db = stack.enter_context(contextlib.closing(open_current(opened.path(LEDGER))))
         cursor = EventCursor(db, since, limit, security=security)
-        is_silent = not as_json
+        is_silent = True
         lines = EventLines(wide=wide)
         while True:
             found = cursor.read()
@@ -100,8 +101,10 @@ def tail(
                         lines.show(event)
                     is_silent = False
             sys.stdout.flush()
+            if not found and is_silent:
+                check_agents(opened, agent)
             if not found and not follow:
-                if is_silent:
+                if is_silent and not as_json:
                     click.echo("nothing found", err=True)
                 return
             if not found:

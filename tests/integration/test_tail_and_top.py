@@ -121,7 +121,7 @@ def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
     assert not {e["event"] for e in found} & {"processing", "archived"}
     assert running.stop() == 0
     assert events(home, "--since", "1h") == found  # with the relay down
-    assert events(home, "--since", "1s", "--agent", "carol") == []
+    assert events(home, "--since", "1s", "--agent", "operator") == []
     assert len(events(home, "--agent", "bob", "--since", "1d")) == len(found)
 
 
@@ -351,6 +351,16 @@ def test_tail_says_who_got_a_message_and_who_did_not(box: Box) -> None:
     assert waits[:3] == ("held", later, ["carol"]) and str(waits[3]).startswith("not before ")
     box.after(2)
     assert said()[3:] == [("delivered", sent, "bob", None)]
+
+
+def test_tail_of_an_agent_that_does_not_exist_is_an_error(box: Box) -> None:
+    for words in ("--no-follow", "--follow", "--no-follow --json"):
+        done = relay("tail", *words.split(), "--agent", "bobb", home=box.root)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            f"relay: there is no agent 'bobb' in {box.root}; did you mean bob?\n"
+        )
+    assert relay("tail", "--no-follow", "--agent", "bob", home=box.root).returncode == 0
 
 
 def test_tail_shows_the_text_of_a_message_that_was_held(box: Box) -> None:
