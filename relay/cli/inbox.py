@@ -169,7 +169,7 @@ def _list(root: str, agent: str, sender: str | None, limit: int, wide: bool, as_
         row["delivered"] = None if marked is None else row["id"] not in marked
         row["status"] = (marked or {}).get(row["id"], row["status"])
     print_messages(rows, as_json=as_json, wide=wide, nothing=f"no messages for {agent}")
-    if len(found) > limit and not as_json:
+    if len(found) > limit:
         click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)
 
 

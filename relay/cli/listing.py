@@ -133,12 +133,12 @@ def search(
         print_messages(rows, as_json=as_json, wide=wide)
         if not rows and parsed.like_keys:
             _say_not_a_key(parsed)
-        return
-    ids, columns = _short_ids(rows), screen_columns(wide=wide)
-    for row in rows:
-        _echo_message(row, ids, _matching_lines(parsed, row["content"], columns), columns)
+    else:
+        ids, columns = _short_ids(rows), screen_columns(wide=wide)
+        for row in rows:
+            _echo_message(row, ids, _matching_lines(parsed, row["content"], columns), columns)
     if has_more:
-        click.echo(f"{limit} shown, there are more; --limit shows more", err=True)
+        _say_more(limit)
 
 
 @command(
@@ -339,17 +339,18 @@ def list_messages(
     nothing: str = "nothing found",
     *,
     limit: int,
-    offset: int = 0,
+    offset: int | None = None,
     wide: bool,
     as_json: bool,
 ) -> None:
+    """``offset``: of a command that has this option."""
     with open_home(ctx, home) as opened:
-        rows, has_more = _found(opened, query, limit, offset)
+        rows, has_more = _found(opened, query, limit, offset or 0)
     print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
-    if has_more and not as_json:
-        click.echo(f"there are more; --limit or --offset {offset + limit} shows them", err=True)
+    if has_more:
+        _say_more(limit, offset)
 
 
 def _found(
@@ -360,6 +361,12 @@ def _found(
     if note:
         click.echo(f"relay: {note}", err=True)
     return rows, has_more
+
+
+def _say_more(limit: int, offset: int | None = None) -> None:
+    """Say on stderr, to programs as well, that a list has more rows than were asked for."""
+    skip = "" if offset is None else f" or --offset {offset + limit}"
+    click.echo(f"{limit} shown, there are more; a larger --limit{skip} shows them", err=True)
 
 
 def _say_not_a_key(query: Query) -> None:

@@ -86,7 +86,8 @@ def test_the_newest_is_first_and_options_choose(box: Box) -> None:
         *("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
     ]
     assert found[0]["id"].partition("-")[2] in shown.stdout.splitlines()[1]
-    assert shown.stderr == "there are more; --limit or --offset 2 shows them\n"
+    assert shown.stderr == "2 shown, there are more; a larger --limit shows them\n"
+    assert run(box, "--limit", "2", "--json").stderr == shown.stderr
 
 
 @pytest.mark.parametrize("command", ["failed --agent", "open --agent", "open --from"])

@@ -46,7 +46,8 @@ def test_history_by_its_options(told: Box) -> None:
 
     shown = relay("history", "--limit", "1", home=told.root)
     assert "release is out\\x9b[31m" in shown.stdout  # no control character reaches a terminal
-    assert "--offset 1 shows them" in shown.stderr
+    assert shown.stderr == "1 shown, there are more; a larger --limit or --offset 1 shows them\n"
+    assert relay("history", "--limit", "1", "--json", home=told.root).stderr == shown.stderr
 
 
 def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
@@ -89,7 +90,8 @@ def test_M11_search_shows_the_lines_that_match(told: Box) -> None:
     assert newest.endswith("alice -> bob  message  delivered")
     assert [one, *rest[:5]] == ["    ship it, ship it", *["    a ship"] * 4, ""]
     done = relay("search", "ship", "--limit", "1", home=told.root)
-    assert done.stderr == "1 shown, there are more; --limit shows more\n"
+    assert done.stderr == "1 shown, there are more; a larger --limit shows them\n"
+    assert relay("search", "ship", "--limit", "1", "--json", home=told.root).stderr == done.stderr
 
 
 def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:

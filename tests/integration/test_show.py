@@ -224,6 +224,7 @@ def test_unread_lists_all_inboxes_the_oldest_first(running: Relay, home: Path) -
     ]
     table = relay("unread", "--limit", "1", home=home)
     assert table.stdout.splitlines()[1].split()[2:5] == ["alice", "bob", "message"]
-    assert table.stderr == "there are more; --limit or --offset 1 shows them\n"
+    assert table.stderr == "1 shown, there are more; a larger --limit shows them\n"
+    assert relay("unread", "--limit", "1", "--json", home=home).stderr == table.stderr
     assert rows_of("unread", "--agent", "bob", home=home) == rows[:1]
     assert relay("unread", "--agent", "operator", home=home).stderr == "nothing is unread\n"
