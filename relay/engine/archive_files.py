@@ -102,6 +102,12 @@ class ArchiveFiles:
             raise
         return os.path.getsize(path)
 
+    def remove(self, name: str) -> None:
+        """Remove an archive that the store does not list. Errors are ignored: it is replaced, or
+        set aside by the next start."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._folder, name))
+
     def rename_strays(self, notes: Iterable[ArchiveInfo], next_number: int) -> list[str]:
         """Rename files that the store does not list, left by a crash before the Rolled event.
 

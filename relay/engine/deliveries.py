@@ -140,7 +140,10 @@ class Obligations:
     def restart(
         self, message: Message, recipient: str, said: str, at_ns: int | None = None
     ) -> None:
-        """Restart the timer of an answer after ``received`` or ``in_progress``."""
+        """Restart the timer of an answer after ``received`` or ``in_progress``; of a message that
+        is about to leave the store nothing is owed."""
+        if message.id in self._state.evicting:
+            return
         due_ms = self._core.now_ms() + self._answer_timeout_ms(message)
         at_ns = self._core.now_ns() if at_ns is None else at_ns
         self._core.apply(

@@ -72,6 +72,40 @@ def test_a_late_answer_finds_what_it_answers(box: Box) -> None:
     ) == [("acked", "completed", 1, done, "at last")]
 
 
+@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(roll_after_s=60)))
+@pytest.mark.parametrize("is_written", [False, True], ids=["while it is written", "behind that"])
+def test_a_late_answer_to_what_is_rolled_just_now_owes_what_the_store_still_has(
+    box: Box, is_written: bool
+) -> None:
+    """An ack of a query that was given up: a response is owed again, unless the query leaves."""
+    asked = box.send("alice", "TO: bob\nKIND: query\n\nwhich?")
+    for _ in range(3):
+        box.after(61)
+    assert box.sql("SELECT obligation FROM deliveries WHERE message_id = ?", asked) == [
+        ("given_up",)
+    ]
+    box.take("bob", asked)
+    box.clock.advance(90_000)
+    roller, state = box.dispatcher._roller, box.store.state
+    for _ in range(20):
+        box.tick()
+        if state.evicting if is_written else roller._writing:
+            break
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
+    owed = {"bob"} if not is_written else set()
+    number = state.relay_ids.get(asked, 0)
+    assert set(box.store.obligations.of(number)) == owed
+    assert box.sql(
+        "SELECT state, obligation FROM deliveries WHERE message_id = ? AND recipient = 'bob'", asked
+    ) == [("acked", "open" if owed else "given_up")]
+    assert (number in state.messages) == bool(owed)
+    if owed:
+        assert archives(box) == []
+        box.send("bob", f"TO: alice\nKIND: response\nRE: {asked}\n\nthe second")
+        rolled(box)
+    assert box.store.messages.find_by_relay_id(asked) is None and archives(box)
+
+
 def test_what_nobody_knows_is_refused_without_reading_an_archive(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
