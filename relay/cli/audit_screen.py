@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from relay.audit.summary import Examples, JobReport, is_byte_count
 from relay.base.text import format_size
 from relay.cli.common import sanitize
 
+UNLIMITED = 1 << 16  # columns: more than any row takes
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
 
@@ -119,7 +121,7 @@ def _route(agent: str | None, route: str | None) -> str | None:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Plain columns, numbers at the right."""
+    """Plain columns, numbers at the right; into a pipe or a file as wide as their cells."""
     if not rows:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -130,7 +132,9 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*[_cell(name, value) for name, value in row.items()])
-    Console(highlight=False, markup=False).print(table)
+    is_fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = None if is_fitted else UNLIMITED
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def _cell(name: str, value: object) -> str:

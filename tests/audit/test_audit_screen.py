@@ -45,6 +45,17 @@ def test_an_id_is_whole_for_it_is_copied(
     assert "reconcile: 1 finding (1 error)" in lines
 
 
+def test_into_a_file_no_word_is_folded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    row = finding("a.duplicates_of_one", message_id=MESSAGE_ID, agent="a" * 40, route="b" * 40)
+    print_job(JobReport("a", errors=1), Examples([], [row]), brief=True)
+    header, line, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["severity", "check", "message_id", "from", ">", "to"]
+    assert line.split() == ["error", "duplicates_of_one", MESSAGE_ID, "a" * 40, ">", "b" * 40]
+
+
 def test_a_file_is_from_nobody(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
