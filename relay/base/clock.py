@@ -14,6 +14,7 @@ NS_PER_MS = 1_000_000
 LATEST_NS, LATEST_YEAR = 2**63 - 1, 2262  # more does not fit into a column
 
 MOST_MS = (10**18 - 1) * 1000  # 18 digits of seconds
+UNIT_NAMES = {"ms": "milliseconds", "s": "seconds", "d": "days"}  # of settings
 UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,18})(?:[.]([0-9]{1,9}))? ?(ms|s|m|min|h|d)?")
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -83,7 +84,7 @@ def whole(text: str, unit: str) -> int:
     """A duration as a number of ``unit``, in which a bare number is. Errors: ValueError."""
     number, rest = divmod(duration_ms(text, unit), UNIT_MS[unit])
     if rest:
-        raise ValueError(f"{text[:60]!r} is not a whole number of {unit}")
+        raise ValueError(f"{text[:60]!r} is not a whole number of {UNIT_NAMES[unit]}")
     return number
 
 

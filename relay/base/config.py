@@ -368,11 +368,14 @@ def load(home: Home) -> Config:
 
 def decode(data: bytes, path: str = "config.json") -> Config:
     """The configuration in a file's bytes. Errors: ConfigError naming the key and the rule."""
+    tree = None
     try:
-        config = msgspec.convert(_without_former(config_json.parse(data)), type=Config)
+        tree = config_json.parse(data)
+        config = msgspec.convert(_without_former(tree), type=Config)
+        msgspec.json.decode(data)  # it knows no text that is not Unicode
     except (msgspec.DecodeError, ValueError, RecursionError) as exc:
         settings = {*Config.__struct_fields__, *flatten(Config())}
-        raise ConfigError(f"{path}: {config_json.fault(exc, settings)}") from exc
+        raise ConfigError(f"{path}: {config_json.fault(exc, tree, settings)}") from exc
     if config.lead and not is_agent_name(config.lead):
         raise ConfigError(
             f"{path}: lead is {config.lead!r}, expected the name of an agent, or none"

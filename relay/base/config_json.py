@@ -15,27 +15,37 @@ from relay.base.text import did_you_mean
 _UNITS = {"ms": "ms", "s": "s", "days": "d"}  # by the end of a setting's name
 _TYPES = {
     "int": "a whole number",
+    "float": "a number with a fraction or exponent",
     "str": "a text",
     "bool": "true or false",
     "array": "a list",
-    "object": "an object",
+    "object": "an object, {…}",
 }
+_TWICE = object()  # the value of a key that is given twice
 
 
 def parse(data: bytes) -> Any:
-    """The values in a file. Errors: msgspec.DecodeError; ValueError; RecursionError."""
-    tree = json.loads(data, object_pairs_hook=_section)
-    msgspec.json.decode(data)  # it knows no NaN, and no text that is not Unicode
-    return tree
+    """The values in a file. Errors: ValueError; RecursionError."""
+    return _in_units(json.loads(data, object_pairs_hook=_section))
 
 
 def _section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file. Errors: ValueError for a key given twice, or an invalid duration."""
-    found = {name: _in_its_unit(name, value) for name, value in pairs}
-    if len(found) < len(pairs):
-        words = [word for word, _ in pairs]
-        twice = next(word for word in words if words.count(word) > 1)
-        raise ValueError(f"{twice!r} is given twice: keep one")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = _TWICE if name in found else value
+    return found
+
+
+def _in_units(tree: Any, place: str = "") -> Any:
+    """The values, durations in their units. Errors: ValueError for one of them, a key twice."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {}
+    for key, value in tree.items():
+        name = f"{place}.{key}" if place else key
+        if value is _TWICE:
+            raise ValueError(f"{name} is given twice: keep one")
+        found[key] = _in_units(_in_its_unit(name, value), name)
     return found
 
 
@@ -49,21 +59,42 @@ def _in_its_unit(name: str, value: Any) -> Any:
         raise ValueError(f"{name}: {exc}") from exc
 
 
-def fault(exc: Exception, settings: Collection[str]) -> str:
-    """Describe a fault of the file by its line and column, or else by its setting."""
+def fault(exc: Exception, tree: Any, settings: Collection[str]) -> str:
+    """Describe a fault of the file by its line and column, or else by its setting.
+
+    ``tree``: its values, where it could be parsed.
+    """
     if isinstance(exc, json.JSONDecodeError):
         return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
     if isinstance(exc, UnicodeDecodeError):
         return f"line {exc.object[: exc.start].count(10) + 1}: expected UTF-8 text"
     if isinstance(exc, RecursionError):
         return "expected settings, got values nested too deeply"
-    rule, _, place = (text := str(exc)).partition(" - at `")
+    rule, _, place = str(exc).partition(" - at `")
     where = place.rstrip("`").removeprefix("$").lstrip(".")
     if found := re.search("unknown field `(.*)`", rule):
         name = f"{where}.{found[1]}" if where else found[1]
         meant = did_you_mean(name, settings)
         return f"setting {name} does not exist{'; ' if meant else ''}{meant}"
-    if where:
-        plain = re.sub("`([^`]*)`", lambda found: _TYPES.get(found[1], found[1]), rule)
-        return f"{where}: {plain[:1].lower()}{plain[1:]}"
-    return text.replace("`", "")
+    if not isinstance(exc, msgspec.ValidationError):
+        return rule
+    plain = re.sub("`([^`]*)`", lambda found: _TYPES.get(found[1], found[1]), rule)
+    where, value = _found_at(tree, where)
+    if ", got" not in plain:
+        plain += f", got {value!s:.40}"
+    return (f"{where}: " if where else "") + plain[:1].lower() + plain[1:]
+
+
+def _found_at(tree: Any, where: str) -> tuple[str, Any]:
+    """The place of a fault, with the key that msgspec leaves out, and the value there."""
+    above, is_unnamed, below = where.partition("[...]")
+    for key in re.findall(r"[^.\[\]]+", above):
+        tree = tree[int(key) if isinstance(tree, list) else key]
+    if not is_unnamed:
+        return where, tree
+    name = next(name for name, words in tree.items() if not _is_words(words))
+    return f"{above}.{name}{below}", tree[name]
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)

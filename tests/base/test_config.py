@@ -146,7 +146,9 @@ def test_what_changed_is_named() -> None:
     assert changes(after, after) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x"])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b'{"lead": "\xff"}', b"null", b'"x"', b"{}x", b'{"lead": "\\ud800"}']
+)
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     refused(data)
 
@@ -164,11 +166,29 @@ def test_pauses_double_up_to_a_minute(attempts: int, pause_s: int) -> None:
     [
         (b'{"lead": "system"}', "lead is 'system', expected the name of an agent"),
         (b'{"lead": "no\\nname"}', r"lead is 'no\nname', expected the name of an agent"),
-        (b'{"log_level": "debug", "log_level": "info"}', "'log_level' is given twice"),
-        (b'{"log": {"max_mib": 1, "max_mib": 2}}', "'max_mib' is given twice"),
+        (b'{"log_level": "debug", "log_level": "info"}', "log_level is given twice"),
+        (b'{"log": {"max_mib": 1, "max_mib": 2}}', "log.max_mib is given twice"),
         (b'{"journal": {"objects": "ftp://host/x"}}', "expected a directory, or s3://bucket"),
         (b'{"journal": {"objects": "s3://"}}', "expected a directory, or s3://bucket"),
-        (b'{"limits": {"max_body_bytes": 1048577}}', "limits.max_body_bytes"),
+        (
+            b'{"limits": {"max_body_bytes": 1048577}}',
+            "limits.max_body_bytes: expected a whole number <= 1048576, got 1048577",
+        ),
+        (b'{"delivery": {"ack_timeout_s": "x"}}', "delivery.ack_timeout_s: 'x' is not a duration"),
+        (
+            b'{"retention": {"archive_days": "36h"}}',
+            "retention.archive_days: '36h' is not a whole number of days",
+        ),
+        (
+            b'{"disk": {"floor_mib": 1e400}}',
+            "disk.floor_mib: expected a whole number, got a number with a fraction or exponent",
+        ),
+        (b'{"spawn": {"clis": {"x": "no"}}}', "spawn.clis.x: expected a list, got a text"),
+        (
+            b'{"spawn": {"clis": {"a": ["b"], "x": ["b", 5]}}}',
+            "spawn.clis.x[1]: expected a text, got a whole number",
+        ),
+        (b"[]", "config.json: expected an object, {…}, got a list"),
         (
             b'{"ledger": {"wal_alert_mib": 2, "wal_most_mib": 1}}',
             "ledger.wal_alert_mib is 2, expected no more than wal_most_mib, 1",

@@ -126,14 +126,14 @@ def test_a_value_is_what_its_setting_needs(home: Path, name: str, text: str, val
     ("name", "text", "why"),
     [
         ("ack_timeout_s", "soon", "'soon' is not a duration such as 500ms, 10s, 10m, 2h or 7d"),
-        ("ack_timeout_s", "1500ms", "'1500ms' is not a whole number of s"),
+        ("ack_timeout_s", "1500ms", "'1500ms' is not a whole number of seconds"),
     ],
 )
 def test_a_text_that_is_no_duration_of_its_setting(
     home: Path, name: str, text: str, why: str
 ) -> None:
     line = said(home, "set", f"delivery.{name}", text, code=EXIT_USAGE)
-    assert line == f"relay: {home / 'config.json'}: {name}: {why}; nothing was changed\n"
+    assert line == f"relay: {home / 'config.json'}: delivery.{name}: {why}; nothing was changed\n"
 
 
 def test_one_program_is_added_to_those_there_are(home: Path) -> None:
