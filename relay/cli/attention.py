@@ -76,7 +76,8 @@ def attention(
         echo_json({"count": len(items)}) if as_json else click.echo(len(items))
     elif as_json:
         for item in items:
-            echo_json(item._asdict() | {"at": when(item.at or None)})
+            told = {"at": when(item.at or None), "command": name_home(item.command)}
+            echo_json(item._asdict() | told)
     elif items:
         _show(_rows(items, now), screen_columns(wide=wide))
     else:

@@ -19,15 +19,19 @@ import click
 from relay.acomm import check as acomm_check
 from relay.acomm.container import OTHER_MAGIC
 from relay.base import crypto, fsio
+from relay.base.discovery import CONFIG
 from relay.base.errors import EXIT_FINDINGS, RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import Home, looks_like_home
 from relay.cli.common import (
+    NAMED_HOME,
     command,
     echo_json,
+    given_home,
     name_home,
     open_home,
     plural,
+    root_of,
     sanitize,
 )
 from relay.journal import check as journal_check
@@ -108,6 +112,7 @@ def check(
     public_keys = _public_keys(keys)
     is_bad = False
     for path in files:
+        _let_advice_name(ctx, path, home)
         kind, note, problems, warnings = _checked(path, key, public_keys)
         is_bad |= bool(problems)
         if as_json:
@@ -119,6 +124,20 @@ def check(
         for line in problems or [f"{path}: OK, {note or kind}"]:
             click.echo(sanitize(line))
     return EXIT_FINDINGS if is_bad else 0
+
+
+def _let_advice_name(ctx: click.Context, path: str, home: str | None) -> None:
+    """Let the advice about a file name the home that the file is in, or else the one given."""
+    ctx.meta[NAMED_HOME] = None
+    folders = map(str, Path(path).absolute().parents)
+    homes = (
+        folder
+        for folder in folders
+        if all(os.path.lexists(os.path.join(folder, name)) for name in (CONFIG, "agents"))
+    )
+    root = next(homes, given_home(ctx, home))
+    if root is not None:
+        root_of(ctx, root)
 
 
 def _checked(
@@ -143,10 +162,11 @@ def _checked(
     for finding in findings:
         least = Severity.WARNING if kind in (HOME, SEARCH) else Severity.ERROR
         is_problem = finding.severity in (least, Severity.ERROR)
-        text = name_home(str(finding)) if kind == HOME else finding.text
+        text = str(finding) if kind == HOME else finding.text
         text = f"{path}: {text}" if kind == LEDGER and path not in text else text
         advice = finding.advice or (_ADVICE if is_problem else "")
-        lines[is_problem].append(text if kind == HOME or not advice else f"{text}; {advice}")
+        line = text if kind == HOME or not advice else f"{text}; {advice}"
+        lines[is_problem].append(name_home(line))
     return kind, note, lines[True], lines[False]
 
 

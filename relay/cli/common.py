@@ -48,7 +48,7 @@ NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to 
 USED_HOME = "relay.used"  # likewise: the home of the command
 READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
 COMMAND = "relay.command"  # likewise: the command that works on the home
-_NAMED = re.compile(r"`relay (?=[a-z])(?!dump\b|sh\b|help\b|[a-z ]+ --help)")
+_NAMED = re.compile(r"(^|`)relay (?=[a-z])(?!dump\b|sh\b|help\b|[a-z ]+ --help)")
 
 ADVICE_S = 60  # between two lines about unread messages
 TEMP = "tmp"  # of the home: nothing is written there
@@ -190,8 +190,8 @@ def root_of(ctx: click.Context, home: str | None) -> str:
     root = default_root(given)
     found, pinned = search(), os.environ.get(HOME_VARIABLE) or root
     usual = found.root if found else default_home()
-    if not root == usual == os.path.abspath(pinned):  # not found without --home in another shell
-        ctx.meta[NAMED_HOME] = root
+    is_found = root == usual == os.path.abspath(pinned)  # in another shell, too
+    ctx.meta[NAMED_HOME] = None if is_found else root
     ctx.meta[USED_HOME] = root
     return root
 
@@ -218,15 +218,16 @@ def root_to_take_from(ctx: click.Context, home: str | None) -> str:
 def name_home(text: str, ctx: click.Context | None = None) -> str:
     """Add --home to the commands in a text, unless they would find this home without it.
 
-    ``ctx``: of the command that is running, by default.
+    A command is in backticks, or is the whole text. ``ctx``: of the command that is running, by
+    default.
     """
     ctx = ctx or click.get_current_context(silent=True)
     root = None if ctx is None else ctx.meta.get(NAMED_HOME)
     if root is None:
         return text
 
-    words = f"`relay --home {shlex.quote(root)} "
-    return _NAMED.sub(lambda _: words, text)
+    words = f"relay --home {shlex.quote(root)} "
+    return _NAMED.sub(lambda found: found[1] + words, text)
 
 
 def open_home(ctx: click.Context, home: str | None) -> Home:

@@ -359,7 +359,7 @@ def _found(
     """The rows, and whether there are more. A note goes to stderr."""
     rows, has_more, note = find_rows(home, query, limit, offset)
     if note:
-        click.echo(f"relay: {note}", err=True)
+        click.echo(name_home(f"relay: {note}"), err=True)
     return rows, has_more
 
 

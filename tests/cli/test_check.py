@@ -224,6 +224,11 @@ def test_a_damaged_ledger(box: Box, check: Check) -> None:
     code, (line,), _ = check(box.path(LEDGER))
     assert code == 3
     assert line.startswith(f"{box.path(LEDGER)}: {message_id} is failed without a reason; restore")
+    assert f"with `relay --home {box.root} ledger restore FILE`" in line  # the home that it is in
+    copy = box.root.parent / "copy.db"
+    shutil.copy(box.path(LEDGER), copy)
+    assert "with `relay ledger restore FILE`" in check(copy)[1][0]
+    assert "with `relay --home /other ledger restore" in check(copy, "--home", "/other")[1][0]
 
 
 def test_a_search_index_and_a_packed_day(box: Box, check: Check) -> None:

@@ -54,7 +54,7 @@ def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path)
     assert done.returncode == 3
     assert "question  alice  Deploy to production now? (yes, no, later)" in done.stdout
     digits = asked.partition("-")[2][:8]
-    assert done.stdout.rstrip().endswith(f"relay approve {digits}")
+    assert done.stdout.rstrip().endswith(f"relay --home {home} approve {digits}")
     assert relay("attention", "--count", home=home).stdout == "1\n"
 
     wrong = relay("reply", digits, "maybe", home=home)
@@ -92,7 +92,8 @@ def test_what_is_no_question_is_not_approved(home: Path) -> None:
     assert done.returncode == 6
     assert f"message {number} is a command, not a question; `relay --home" in done.stderr
     (row,) = waiting(home)
-    assert (row["kind"], row["command"]) == ("request", f"relay ack {number} completed")
+    command = f"relay --home {home} ack {number} completed"
+    assert (row["kind"], row["command"]) == ("request", command)
     odd = ask(home, "today, tomorrow")
     done = relay("deny", odd, home=home)
     assert done.returncode == 6
@@ -144,7 +145,7 @@ def test_messages_wait_for_a_relay_that_does_not_run(home: Path) -> None:
         alice.send("bob", "hi", wait_s=0)
     row = next(one for one in waiting(home) if one["kind"] == "relay")
     assert row["what"] == "no relay is running; 1 message in outboxes"
-    assert row["command"] == "relay up"
+    assert row["command"] == f"relay --home {home} up"
 
 
 def test_a_command_hears_once_that_something_new_waits(home: Path, tmp_path: Path) -> None:
@@ -235,7 +236,8 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
         db.commit()
     (row,) = waiting(home)
     said = (row["kind"], row["who"], row["what"], row["command"])
-    assert said == ("process", "worker", f"its process {why}", "relay logs worker")
+    logs = f"relay --home {home} logs worker"
+    assert said == ("process", "worker", f"its process {why}", logs)
 
 
 def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:

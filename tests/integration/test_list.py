@@ -100,6 +100,7 @@ def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
     done = relay("history", home=box.root)
     assert done.returncode == 0 and "hi" in done.stdout
     assert done.stderr.startswith("relay: what became of them is not known: ")
+    assert f"`relay --home {box.root} ledger rebuild`" in done.stderr
     assert relay("list", "is:unread", home=box.root).returncode == 1
     (row,) = rows_of(
         "inbox", "--as", "bob", home=box.root

@@ -87,7 +87,7 @@ def test_the_answer_in_time_decides(
             (row,) = waiting(root)
             assert row["who"] == "bob"
             assert row["what"] == "bob asks for permission: Bash rm -rf build (yes, no)"
-            assert row["command"] == f"relay approve {row['id']}"
+            assert row["command"] == f"relay --home {root} approve {row['id']}"
             assert relay(verb, row["id"], *words, home=root).returncode == 0
         assert decided == [decision]
         assert cli.errors() == []
