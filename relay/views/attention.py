@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,9 @@ from relay.views.agents import ListedAgent, list_agents
 from relay.views.ids import messages_in, read_file
 from relay.views.message import read_message
 from relay.views.sessions import ENDED, UNSEEN
+
+if TYPE_CHECKING:
+    import sqlite3
 
 KNOWN = "attention.json"  # in the home
 FOREVER = 1 << 62
@@ -64,8 +67,11 @@ WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY d.message_id DESC LIM
 _REFUSED = """
 SELECT d.message_id, d.recipient, d.written_at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.state = 'written' AND m.agent_name = ? AND m.message_type = 'nack'
+WHERE d.state = 'written' AND d.recipient <> ? AND m.agent_name = ? AND m.message_type = 'nack'
 ORDER BY d.message_id DESC LIMIT ?"""
+_DIED = """
+SELECT 1 FROM deliveries WHERE message_id = :id AND state = 'dead'
+UNION ALL SELECT 1 FROM audit_log WHERE message_id = :id AND new_status = 'dead'"""
 _HELD = """
 SELECT min(d.message_id), d.recipient, count(*), min(coalesce(d.staged_at, m.discovered_at)),
     max(d.last_error)
@@ -159,7 +165,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         asked = db.execute(_ASKED, (OPERATOR, MOST)).fetchall()
         mail = db.execute(_MAIL, (ORCHESTRATOR, OPERATOR)).fetchone()
         dead = db.execute(_DEAD, (MOST,)).fetchall()
-        refused = db.execute(_REFUSED, (ORCHESTRATOR, MOST)).fetchall()
+        refusals = [*_refusals(db, home, now_ns)]
         held = db.execute(_HELD, (MOST,)).fetchall()
     for message_id, sender, kind, at in asked:
         item, over = _question(home, message_id, sender, kind, at)
@@ -174,17 +180,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         command = f"relay dead replay {message_id}"
         key = f"{message_id}:{recipient}"
         yield Item(key, "dead", at or now_ns, recipient, what, command, message_id)
-    by_sender: dict[str, list[tuple[str, int]]] = {}
-    for nack_id, recipient, at in refused:
-        if recipient != OPERATOR:  # whose mail it is
-            by_sender.setdefault(recipient, []).append((nack_id, at or now_ns))
-    for recipient, nacks in by_sender.items():
-        item = _refusal(home, *nacks[0], recipient)
-        if len(nacks) > 1:
-            what = f"{plural(len(nacks), 'message')} of it were refused, the last one {item.what}"
-            command = f"relay inbox --as {recipient}"
-            item = item._replace(what=what, command=command)
-        yield item
+    yield from refusals
     for message_id, recipient, count, at, why in held:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
@@ -214,6 +210,22 @@ def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> t
     if waits_ms:  # then the agent's own dialog asks
         name, over = "permission", at + waits_ms * NS_PER_MS
     return Item(message_id, name, at, sender, what, command, message_id, options), over
+
+
+def _refusals(db: sqlite3.Connection, home: Home, now_ns: int) -> Iterator[Item]:
+    """Yield an item for each agent with unread refusals. What died is an item of its own, as long
+    as it waits; the operator's are mail."""
+    by_sender: dict[str, list[Item]] = {}
+    for nack_id, recipient, at in db.execute(_REFUSED, (OPERATOR, ORCHESTRATOR, MOST)):
+        item = _refusal(home, nack_id, at or now_ns, recipient)
+        if db.execute(_DIED, {"id": item.id}).fetchone() is None:
+            by_sender.setdefault(recipient, []).append(item)
+    for recipient, (item, *others) in by_sender.items():
+        if others:
+            count = plural(1 + len(others), "message")
+            what = f"{count} of it were refused, the last one {item.what}"
+            item = item._replace(what=what, command=f"relay inbox --as {recipient}")
+        yield item
 
 
 def _refusal(home: Home, nack_id: str, at: int, recipient: str) -> Item:
