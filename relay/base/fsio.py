@@ -232,6 +232,15 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
         if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             raise UnsafePath(f"{name} exists and is not a directory") from None
         restrict(name, DIR_MODE, dir_fd)
+    except OSError as exc:
+        raise _placed(exc, dir_fd) from None
+
+
+def _placed(exc: OSError, dir_fd: int | None) -> OSError:
+    """The error with the whole path of what it names, where the system tells the directory's."""
+    with contextlib.suppress(OSError):
+        exc.filename = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), exc.filename)
+    return exc
 
 
 def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
@@ -253,29 +262,14 @@ def restrict(name: str, mode: int, dir_fd: int | None = None) -> bool:
     return True
 
 
-def open_own(name: str, dir_fd: int | None) -> int:
-    """Open a regular file of this user with one name for reading, and set its mode to 600.
-
-    Errors: UnsafePath for anything but a regular file, HardLink for a file with several names,
-    ForeignOwner for another user's file; none of these is changed. FileNotFoundError.
-    """
-    return open_regular(name, dir_fd)[0]
-
-
-def open_shared(name: str, dir_fd: int | None) -> int:
-    """Open any user's regular file for reading, without changing it.
-
-    Errors: UnsafePath for anything else; FileNotFoundError.
-    """
-    return open_regular(name, dir_fd, shared=True, narrow=False)[0]
-
-
 def open_regular(
     name: str, dir_fd: int | None, *, shared: bool = False, narrow: bool = True
 ) -> tuple[int, os.stat_result]:
     """Open a regular file for reading: its descriptor, and its status before its mode was changed.
 
-    Options and errors: as ``read_regular``.
+    The mode becomes 600. Options: as ``read_regular``. Errors: UnsafePath for anything but a
+    regular file, HardLink for a file with several names, ForeignOwner for another user's file; none
+    of these is changed. FileNotFoundError.
     """
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
@@ -321,7 +315,7 @@ def read_regular(
     A size that differs from the number of bytes read means that the file was still being written.
     ``shared``: a file with other names (a backup of hard links) or of another user is read as
     well, and not changed: for files that no agent sends. ``narrow`` False: the mode is not
-    changed either. Errors: as ``open_own``.
+    changed either. Errors: as ``open_regular``.
     """
     fd, status = open_regular(name, dir_fd, shared=shared, narrow=narrow)
     try:
@@ -348,7 +342,10 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
     is removed.
     """
     fault("create", name)
-    fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
+    try:
+        fd = os.open(name, _OPEN_CREATE, FILE_MODE, dir_fd=dir_fd)
+    except OSError as exc:
+        raise _placed(exc, dir_fd) from None
     try:
         fault("write", name)
         _write_all(fd, data)
@@ -365,7 +362,10 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
 def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
     """Move a file between two open directories, atomically, replacing the target."""
     fault("rename", target)
-    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    try:
+        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    except OSError as exc:
+        raise _placed(exc, source_fd) from None
 
 
 def move(source: str, source_fd: int, target: str, target_fd: int) -> None:

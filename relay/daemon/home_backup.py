@@ -194,7 +194,7 @@ class _Copy:
         """Copy one file, using the open directories of a walk."""
         path = "/".join((*parts, name))
         try:
-            fd = fsio.open_shared(name, dirs.get(*parts))
+            fd, _ = fsio.open_regular(name, dirs.get(*parts), shared=True, narrow=False)
         except FileNotFoundError:
             return False
         except UnsafePath as exc:

@@ -94,7 +94,7 @@ class AttachmentVerifier:
         """
         digest = reference.removeprefix(SHA256_PREFIX)
         try:
-            fd = fsio.open_own(digest, dirs.get(FOLDER, digest[:2]))
+            fd, _ = fsio.open_regular(digest, dirs.get(FOLDER, digest[:2]))
         except FileNotFoundError:
             return AttachmentProblem(
                 f"ATTACHMENT {reference} is not in the attachment store: store it first"

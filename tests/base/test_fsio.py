@@ -253,6 +253,19 @@ def test_create_takes_no_name_that_is_there(folder: int, tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["link"]
 
 
+def test_an_error_names_the_whole_path(folder: int, tmp_path: Path) -> None:
+    """A read-only disk is one of many: "x: Read-only file system" would not say where."""
+    fsio.create("f", b"one", folder)
+    for call, name in (
+        (lambda: fsio.create("f", b"two", folder), "f"),
+        (lambda: fsio.rename("gone", folder, "g", folder), "gone"),
+        (lambda: fsio.ensure_dir("none/d", folder), "none/d"),
+    ):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.filename == str(tmp_path / name)
+
+
 def test_create_on_a_full_disk_leaves_nothing(folder: int, tmp_path: Path) -> None:
     with no_room_above(4096), pytest.raises(OSError) as caught:
         fsio.create("f", b"x" * 5000, folder)

@@ -133,15 +133,15 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(box, b"a file")
-    open_own = fsio.open_own
+    open_regular = fsio.open_regular
 
-    def broken(name: str, dir_fd: int | None, **options: bool) -> int:
+    def broken(name: str, dir_fd: int | None, **options: bool) -> object:
         if name == path.name:
             raise OSError(errno.EIO, "the disk is broken", name)
-        return open_own(name, dir_fd, **options)
+        return open_regular(name, dir_fd, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(fsio, "open_own", broken)
+        patched.setattr(fsio, "open_regular", broken)
         sent = send(box, path.name)
         other = box.send("carol", "TO: bob\n\nmeanwhile")
         assert list(box.inbox("bob")) == [other]
