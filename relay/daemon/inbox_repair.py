@@ -101,7 +101,7 @@ class InboxRepair:
             (number, recipient)
             for number, known in self._store.state.deliveries.items()
             for recipient, delivery in known.items()
-            if delivery.state is DeliveryState.DELIVERED and recipient != ORCHESTRATOR
+            if delivery.queued and recipient != ORCHESTRATOR
         ]
         for first in range(0, len(delivered), ROWS):
             for (number, recipient), row in self._reads_of(delivered[first : first + ROWS]).items():
@@ -109,13 +109,14 @@ class InboxRepair:
                 self._store.deliveries.receive(number, recipient, how, row.read_at)
 
     def _reads_of(self, deliveries: list[Key]) -> dict[Key, DeliveryRow]:
-        """The rows of those that the ledger has as read in their present attempt."""
+        """The rows of those that the ledger has as read in their present attempt, or a later one:
+        the journal has lost that."""
         found = list(self._found(deliveries))
         rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
         reads: dict[Key, DeliveryRow] = {}
         for message, relay_id, recipient, attempt in found:
             row = rows.get(relay_id, {}).get(recipient)
-            if row is not None and row.state == "read" and row.attempt == max(attempt, 1):
+            if row is not None and row.state == "read" and row.attempt >= attempt:
                 reads[message.id, recipient] = row
         return reads
 

@@ -105,6 +105,42 @@ def test_a_read_that_the_journal_lost_and_the_ledger_has_is_a_read(
     assert box.store.state.deliveries[number]["bob"].state is DeliveryState.RECEIVED
 
 
+def test_a_read_between_two_attempts_that_the_journal_lost_is_a_read(box: Box) -> None:
+    sent = send(box, "TO: bob\nDELIVERY: at-least-once\n\nhi")
+    box.clock.advance(60)
+    box.tick()  # its acknowledgment is overdue, and the next attempt is not due yet
+    box.take("bob", sent)
+    box.tick()
+    cut_unsynced(box)
+    next_boot(box)
+    assert box.sql("SELECT attempt, read_how FROM deliveries") == [(2, "taken")]
+
+
+def test_a_read_that_the_journal_lost_of_what_was_delivered_behind_another_cut_is_a_read(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt was lost before the ledger had it; its file was sent again."""
+
+    def cut(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerWriter, "write", cut)
+        with pytest.raises(Killed):
+            box.send("alice", "TO: bob\n\nhi", "1000000001-01.msg")
+    box.kill()
+    for path in box.path("archive").glob("*/alice/*.msg"):
+        os.rename(path, box.path("agents/alice/outbox", path.name))
+    box.path(INBOX, "1000000001-01.msg").unlink()
+    next_boot(box)
+    box.take("bob", "1000000001-01")
+    box.tick()
+    read = box.sql("SELECT state, read_at FROM deliveries")
+    cut_unsynced(box)
+    next_boot(box, "boot-3")
+    assert box.sql("SELECT state, read_at FROM deliveries") == read
+
+
 def test_a_read_that_journal_and_ledger_lost_is_what_the_inbox_says(box: Box) -> None:
     """Less than a second before the power went: its file is in the inbox again, and unread."""
     sent = send(box, "TO: bob\n\nhi")
