@@ -6,6 +6,7 @@ source. What the relay refused is in the ledger alone and is listed beside what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 from relay.base.clock import NS_PER_S
 from relay.base.errors import NotFound
 from relay.base.message import Kind
+from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
     TIME,
     command,
@@ -399,12 +401,17 @@ def print_messages(
         return (
             *(short.get(row["id"], row["number"]), local_iso(row["at"])),
             *(row["from"], row["to"], row["kind"], *more),
-            row["status"] if wide else cut(row["status"], MOST_STATUS),
+            _status(row) if wide else cut(_status(row), MOST_STATUS),
             f"{first} …" if any(map(str.strip, others)) else first,
         )
 
     header = (*HEADER[:5], "THREAD", "RE", *HEADER[5:]) if wide else HEADER
     print_table(header, [cells(row) for row in rows], wide=wide, flexible=FLEXIBLE)
+
+
+def _status(row: dict[str, Any]) -> str:
+    """The status without the name of the file, which a refusal begins with: the id says it."""
+    return re.sub(rf"\b{re.escape(row['id'] or '')}{MSG_SUFFIX}(, |: )", "", row["status"], count=1)
 
 
 def _short_ids(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -421,7 +428,7 @@ def _echo_message(
     number = short.get(row["id"], str(row["number"]))
     kind = f"{row['kind']} re {short.get(row['re'], row['re'])}" if row["re"] else row["kind"]
     about = sanitize(f"{local_iso(row['at'])}  {row['from']} -> {row['to']}  {kind}")
-    status = sanitize(row["status"]) or ""
+    status = sanitize(_status(row)) or ""
     if columns is not None:
         status = cut(status, max(LEAST, columns - len(f"{number}  {about}  ")))
     click.echo(f"{colour(number, bold=True)}  {about}  {colour_by_word(status)}")
@@ -449,8 +456,6 @@ def _matching_lines(query: Query, content: str, columns: int | None) -> list[str
 
 def _spans(query: Query, content: str) -> Iterable[tuple[int, int]]:
     """Where the matches are, in order, without overlaps."""
-    import re
-
     import re2
 
     if query.regex is not None:

@@ -53,6 +53,8 @@ def test_what_the_relay_refused_with_its_reason(box: Box) -> None:
     (same,) = [row for row in found.values() if row["id"] == taken]
     assert facts(same) == ("bob", None, None, "refused")
     assert len(found) == 3
+    table = run(box, "--wide").stdout
+    assert "refused: line 1: " in table and ".msg" not in table  # the file's name is the ID
 
 
 def test_what_its_recipient_did_not_do(box: Box) -> None:
