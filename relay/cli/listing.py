@@ -54,6 +54,7 @@ HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
 FLEXIBLE = ("STATUS", "CONTENT")  # columns that are cut to the terminal
 MOST_STATUS = 60  # columns; --wide, --json and `relay trace` have all of a long reason
 LEAST = 5  # columns of a status that is cut
+NOTHING = "nothing found"
 MOST_LINES = 5  # that match, of one message
 INDENT = " " * 4
 MOST = 10**9
@@ -130,9 +131,9 @@ def search(
 
     parsed = Query(regex=" ".join(query)) if regex else _parsed(query)
     with open_home(ctx, home) as opened:
-        rows, has_more = _found(opened, parsed, limit)
+        rows, has_more, nothing = _found(opened, parsed, limit)
     if as_json or not rows:
-        print_messages(rows, as_json=as_json, wide=wide)
+        print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
         if not rows and parsed.like_keys:
             _say_not_a_key(parsed)
     else:
@@ -225,10 +226,11 @@ def thread(
 
     query = Query(threads=(uuid4_of(thread_id),), named_threads=(thread_id,), sort="oldest")
     with open_home(ctx, home) as opened:
-        rows, _ = _found(opened, query, MOST)
+        nothing = f"thread {thread_id} does not exist, and no message in a thread has this id"
+        rows, _, nothing = _found(opened, query, MOST, nothing=nothing)
     if not rows:
         raise NotFound(
-            f"thread {thread_id} does not exist, and no message in a thread has this id",
+            nothing,
             hint="`relay list --wide` lists messages with their threads",
         )
     if short or as_json:
@@ -338,7 +340,7 @@ def list_messages(
     ctx: click.Context,
     home: str | None,
     query: Query,
-    nothing: str = "nothing found",
+    nothing: str = NOTHING,
     *,
     limit: int,
     offset: int | None = None,
@@ -347,7 +349,7 @@ def list_messages(
 ) -> None:
     """``offset``: of a command that has this option."""
     with open_home(ctx, home) as opened:
-        rows, has_more = _found(opened, query, limit, offset or 0)
+        rows, has_more, nothing = _found(opened, query, limit, offset or 0, nothing)
     print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
@@ -356,13 +358,16 @@ def list_messages(
 
 
 def _found(
-    home: Home, query: Query, limit: int, offset: int = 0
-) -> tuple[list[dict[str, Any]], bool]:
-    """The rows, and whether there are more. A note goes to stderr."""
-    rows, has_more, note = find_rows(home, query, limit, offset)
+    home: Home, query: Query, limit: int, offset: int = 0, nothing: str = NOTHING
+) -> tuple[list[dict[str, Any]], bool, str]:
+    """The rows, whether there are more, and what to say where there are none.
+
+    A note goes to stderr. ``nothing``: to be said where all is indexed.
+    """
+    rows, has_more, note, is_all = find_rows(home, query, limit, offset)
     if note:
         click.echo(name_home(f"relay: {note}"), err=True)
-    return rows, has_more
+    return rows, has_more, nothing if is_all else f"{nothing}, in what is indexed"
 
 
 def _say_more(limit: int, offset: int | None = None) -> None:
@@ -377,7 +382,7 @@ def _say_not_a_key(query: Query) -> None:
 
 
 def print_messages(
-    rows: list[dict[str, Any]], *, as_json: bool, wide: bool, nothing: str = "nothing found"
+    rows: list[dict[str, Any]], *, as_json: bool, wide: bool, nothing: str = NOTHING
 ) -> None:
     """Print messages as JSON lines or as a table; ``wide`` adds thread and RE."""
     if as_json:

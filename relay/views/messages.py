@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from relay.search.query import Query
 
 MOST_ABOUT = 100  # messages about another one
+NOT_INDEXED = "not indexed yet"
 CATCH_UP_S = 1.0  # where no relay runs
 SMALL_STORE_BYTES = 2 << 20  # a larger one is indexed by the relay alone
 WAIT_S = 1.0  # for a relay that is about to index the newest messages
@@ -49,6 +50,7 @@ class Rows(NamedTuple):
     rows: list[dict[str, Any]]  # as `relay list --json` prints them
     has_more: bool
     note: str  # where the index could not be used, or the ledger not be read; else empty
+    is_all: bool  # nothing is known that the index lacks
 
 
 def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
@@ -216,7 +218,7 @@ def _lag(state: Behind) -> str:
         return ""
     more = " or more" if state.is_more else ""
     since = local_iso(iso_time((state.since_ms or 0) * NS_PER_MS)[:19] + "Z")
-    return f"{plural(state.messages, 'message')}{more} since {since} not indexed yet"
+    return f"{plural(state.messages, 'message')}{more} since {since} {NOT_INDEXED}"
 
 
 def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
@@ -237,7 +239,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
         note = note or f"what became of them is not known: {why}"
     if not rows:
         _check_names(home, query)
-    return Rows(rows, has_more, note)
+    return Rows(rows, has_more, note, not note.endswith(NOT_INDEXED))
 
 
 def _by_ledger(
