@@ -8,7 +8,7 @@
     failed       reported by the recipient; why      refused      by the relay; why
     bounced      the recipient no longer exists      expired      its TTL passed
     cancelled    taken back unread
-    dead         given up without an answer     unanswered   no answer is waited for any more
+    dead         given up without an answer     unanswered   the relay no longer waits for it
 
 Rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
 """
@@ -359,7 +359,7 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
     elif outcome is Outcome.SHOWN:
         text += ", not seen yet"
     elif outcome is Outcome.READ and kind in OWING and delivery["state"] == "read":
-        text += ", not answered yet"
+        text += ", not answered" if delivery["obligation"] == "given_up" else ", not answered yet"
     return text + reminders_text(delivery)
 
 
@@ -373,7 +373,7 @@ def _of_the_file(delivery: Fields) -> str:
 def reminders_text(delivery: Fields) -> str:
     """The reminders sent for an overdue answer; empty if there were none."""
     if delivery["obligation"] == "given_up":
-        return ", no answer is waited for any more"
+        return ", the relay no longer waits for an answer"
     return _times(delivery["reminders"]) if delivery["obligation"] == "open" else ""
 
 

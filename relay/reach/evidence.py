@@ -24,7 +24,7 @@ from relay.reach.session import Session
 MAX_READ = 8 << 20  # of a transcript, in one call
 CHUNK = 1 << 20
 BACKSLASH = ord("\\")
-KILLED = "the hook was stopped before it had ended"
+KILLED = "the process that was to show it was stopped"  # a hook, or a server of tools
 NOT_SHOWN = "the transcript does not show it"
 ACTED = (IN_CONTEXT, "action")
 TURN_OVER = "the turn ended without it"

@@ -56,7 +56,7 @@ FROM {UNREAD} JOIN deliveries AS d USING (message_id, recipient)
 JOIN messages AS m USING (message_id)
 WHERE d.recipient = ? AND d.obligation IS NULL"""
 _ENDED = """
-SELECT name, changed_at, last_error FROM processes WHERE state IN ('failed', 'stuck')
+SELECT name, state, changed_at, last_error FROM processes WHERE state IN ('failed', 'stuck')
 ORDER BY changed_at DESC LIMIT ?"""
 _DEAD = """
 SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
@@ -172,11 +172,12 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         if now_ns < over:
             yield item
     if mail[0]:
-        notices = f", {mail[2]} of them by the relay" if mail[2] else ""
-        what = f"{plural(mail[0], 'unread message')} for the operator{notices}"
+        what = f"{plural(mail[0], 'unread message')} for the operator"
+        if mail[2]:
+            what += f", {'' if mail[2] == mail[0] else f'{mail[2]} of them '}from the relay"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
     for message_id, recipient, sender, why, at in dead:
-        what = f"from {sender}: no acknowledgment" + (f", {why}" if why else "")
+        what = f"from {sender}: {why or 'no acknowledgment'}"
         command = f"relay dead replay {message_id}"
         key = f"{message_id}:{recipient}"
         yield Item(key, "dead", at or now_ns, recipient, what, command, message_id)
@@ -247,8 +248,9 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
     with contextlib.closing(open_current(home.path(LEDGER))) as db:
         unread = {row[0]: (row[1], row[2]) for row in db.execute(_UNREAD_SINCE)}
         ended = db.execute(_ENDED, (MOST,)).fetchall()
-    for name, at, why in ended:
-        what = f"its process {why}" if why else "its process has failed"
+    for name, state, at, why in ended:
+        what = f"its process {'is stuck' if state == 'stuck' else 'has failed'}"
+        what += f": {why}" if why else ""
         yield Item(f"process:{name}", "process", at, name, what, f"relay logs {name}")
     for agent in list_agents(home, now_ns):
         name, state = agent.row["name"], agent.state

@@ -42,7 +42,11 @@ TAKEN = {"last_error": "no answer", "read_how": "taken"}
         (bob("written"), "delivered", ", not read yet"),
         (bob("written", **REMINDED), "delivered", ", not read yet, reminded once"),
         (bob("read", read_how="taken"), "read", ", not answered yet"),
-        (bob("read", **GIVEN_UP), "read", ", not answered yet, no answer is waited for any more"),
+        (
+            bob("read", **GIVEN_UP),
+            "read",
+            ", not answered, the relay no longer waits for an answer",
+        ),
         (bob("read", read_how="removed"), "removed", " from the inbox of bob, not seen in .read"),
         (acked("in_progress", "half"), "in progress", " by bob for 3 min: half (answer 9-ab)"),
         (

@@ -225,7 +225,7 @@ def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:
 
 
 def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
-    why = "is given up: it was restarted 5 times in 600 s"
+    why = "given up after 5 restarts: worker exited with code 1"
     with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # as the supervisor has it
         db.execute(
             "INSERT INTO processes (name, state, cli, cwd, restart, requested_by, request_id, "
@@ -237,7 +237,7 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
     (row,) = waiting(home)
     said = (row["kind"], row["who"], row["what"], row["command"])
     logs = f"relay --home {home} logs worker"
-    assert said == ("process", "worker", f"its process {why}", logs)
+    assert said == ("process", "worker", f"its process has failed: {why}", logs)
 
 
 def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
@@ -260,9 +260,14 @@ def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None
         box.flush()
         (row,) = attention(home)  # its sender has not read that it died: that is no refusal
         assert (row.kind, row.who, row.id) == ("dead", "bob", sent)
+        assert row.what == "from alice: no acknowledgment within 60 s, 4 attempts"
         assert row.command == f"relay dead replay {sent}"
         box.command("operator", "dead.discard", f"ID: {sent}")
-        assert [one.kind for one in attention(home)] == ["mail"]  # the relay's answer
+        (row,) = attention(home)
+        assert (row.kind, row.what) == ("mail", "1 unread message for the operator, from the relay")
+        box.send("alice", "TO: operator\n\nnews")
+        (row,) = attention(home)
+        assert row.what == "2 unread messages for the operator, 1 of them from the relay"
 
 
 @pytest.mark.damages  # its ledger is one that an earlier version wrote

@@ -378,7 +378,7 @@ def test_a_hook_that_is_killed_has_shown_nothing(root: Path, claude: Cli, step: 
     assert text.startswith(expected)
     claude.tool()
     assert told(reports(root, "bob"))[-3:] == [
-        ("returned", "the hook was stopped before it had ended", ID),
+        ("returned", "the process that was to show it was stopped", ID),
         ("offered", "tool call 2", 2, ID),
         ("in_context", "transcript", "line 2", ID),
     ]
