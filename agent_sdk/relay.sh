@@ -126,7 +126,8 @@ relay_attachment() (
     [ $# -eq 1 ] || _relay_misuse "usage: relay_attachment REF|FILE"
     case $1 in
     sha256:*) ref=$1 ;;
-    *) ref=$(relay_header ATTACHMENT "$1") || _relay_fail "$1 has no attachment" ;;
+    *) _relay_check_file "$1" && ref=$(relay_header ATTACHMENT "$1") ||
+        _relay_fail "$1 has no attachment" ;;
     esac
     case $ref in *"$newline"*) _relay_misuse "$1 has several attachments, name one: $ref" ;; esac
     stored=$(_relay_stored "${ref#sha256:}")
@@ -482,10 +483,7 @@ _relay_find_original() { # sets re and to; the relay routes answers by RE, so an
         re=$(relay_header ID "$1") || _relay_misuse "$1 has no ID: it was not delivered by a relay"
         to=$(relay_header FROM "$1") || to=__orchestrator__
         ;;
-    *)
-        _relay_check_id "$1"
-        re=$1 to=__orchestrator__
-        ;;
+    *) _relay_check_id "$1" && re=$1 to=__orchestrator__ ;;
     esac
 }
 

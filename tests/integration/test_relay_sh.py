@@ -436,6 +436,7 @@ def test_an_attachment_goes_into_the_store_and_comes_out_of_it(sh: Shell) -> Non
     sh.relay.deliver("sh-1", "hi", message_id="1706123457-ab")
     for script, says in (
         ("relay_recv >m.msg; relay_attachment m.msg", "m.msg has no attachment"),
+        ("relay_attachment ./nope", "./nope is not a readable file"),
         ("relay_attachment sha256:12", "there is no attachment sha256:12"),
         (f"echo >> {str(stored[0])!r}; relay_attachment sha256:{stored[0].name}", "is damaged"),
     ):
