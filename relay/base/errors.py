@@ -225,8 +225,6 @@ class RelayWarning(UserWarning):
 class NotFound(RelayError):
     """No message, file or agent has that name."""
 
-    hint = "`relay status` and `relay agents` show what there is"
-
 
 class MessageError(RelayError):
     """A `.msg` text breaks a rule of the format: it names file, line, header and rule."""

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay.base.errors import NotFound
+from relay.base.home import Home
 from relay.cli.common import complete_agents, echo_json, print_rows, root_of, sanitize, say
 from relay.cli.request import control_options, open_agent, require_relay
 from relay.views.ids import short_ids
+from relay.views.names import check_agents
 from relay.views.times import local_iso
 
 if TYPE_CHECKING:
@@ -74,8 +76,11 @@ def load(
 
     with _agent(ctx, **caller) as (me, timeout_s):
         found = load_version(me, version, timeout_s, name)
+        if not found:
+            _check_agent(me, name)
     if found is None:
-        raise NotFound(f"{name or me.name} has no saved state")
+        hint = f"`relay continuity save --as {name or me.name} STATE` saves one"
+        raise NotFound(f"{name or me.name} has no saved state", hint=hint)
     if as_json:
         echo_json({"agent": name or me.name, "version": found.version, "state": found.state})
     elif sys.stdout.isatty():  # a pipe gets the saved bytes, escape sequences included
@@ -93,6 +98,8 @@ def list_(ctx: click.Context, /, name: str | None, as_json: bool, **caller: Any)
 
     with _agent(ctx, **caller) as (me, timeout_s):
         found = list_versions(me, timeout_s, name)
+        if not found:
+            _check_agent(me, name)
     of = name or me.name
     rows = [
         {
@@ -115,6 +122,12 @@ def list_(ctx: click.Context, /, name: str | None, as_json: bool, **caller: Any)
         as_json=as_json,
         nothing=f"{of} has no saved state",
     )
+
+
+def _check_agent(me: Agent, name: str | None) -> None:
+    """Errors: NotFound for an agent that does not exist."""
+    with Home(me.home) as home:
+        check_agents(home, name)
 
 
 @contextlib.contextmanager

@@ -168,7 +168,8 @@ def _choose(message: StoredMessage, which: str, *, may_be_all: bool) -> tuple[At
     """The attachment that is named, the only one, or all. Errors: NotFound."""
     found = attachments_of(message.file.headers, message.file.attachments)
     if not found:
-        raise NotFound(f"message {message.id} has no attachment")
+        hint = "`relay list has:attachment` lists messages that have one"
+        raise NotFound(f"message {message.id} has no attachment", hint=hint)
     if not which and (may_be_all or len(found) == 1):
         return found
     by_word = {str(number): each for number, each in enumerate(found, 1)}

@@ -82,7 +82,12 @@ def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
 def test_continuity_on_the_command_line(home: Path) -> None:
     done = relay("continuity", "load", "--as", "bob", home=home)
     assert done.returncode == 1
-    assert done.stderr.startswith("relay: bob has no saved state") and done.stderr.count("\n") == 1
+    saves = f"`relay --home {home} continuity save --as bob STATE` saves one"
+    assert done.stderr == f"relay: bob has no saved state; {saves}\n"
+    for words in ("continuity load --of bobb", "continuity list --of bobb"):
+        done = relay(*words.split(), home=home)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"relay: there is no agent 'bobb' in {home}; did you mean bob?\n"
     done = relay("continuity", "list", "--as", "bob", home=home)
     assert (done.returncode, done.stderr) == (0, "bob has no saved state\n")
     done = relay("continuity", "save", "--as", "bob", "-", home=home, stdin="half\nway")

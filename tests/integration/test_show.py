@@ -212,6 +212,7 @@ def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path)
     none = send(home, "bob", "see")
     code, said = get(none)
     assert (code, f"message {none} has no attachment" in said) == (1, True)
+    assert "list has:attachment` lists messages that have one" in said
 
 
 def test_unread_lists_all_inboxes_the_oldest_first(running: Relay, home: Path) -> None:
