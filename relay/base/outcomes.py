@@ -137,9 +137,19 @@ def outcome_of(delivery: Fields) -> Outcome:
         return Outcome.REMOVED
     if state == "written" and delivery.get("is_shown"):
         return Outcome.SHOWN
-    if state == "expired" and (delivery["last_error"] or "").startswith(CANCELLED):
+    if is_cancelled(state, delivery["last_error"]):
         return Outcome.CANCELLED
     return _OF_STATE[state]
+
+
+def is_cancelled(state: str, reason: str | None) -> bool:
+    """True for a delivery whose message was taken back."""
+    return state == "expired" and (reason or "").startswith(CANCELLED)
+
+
+def by_whom(reason: str | None) -> str:
+    """A reason beside the word cancelled: ``by alice``; any other as it is."""
+    return (reason or "").removeprefix(f"{Outcome.CANCELLED} ")
 
 
 _IN_INBOX = (Outcome.DELIVERED, Outcome.SHOWN, Outcome.REMOVED)
@@ -285,10 +295,9 @@ def facts(row: Row, deliveries: Sequence[Fields], now_ns: int) -> dict[str, Any]
         reason = _with_reason(status, reason) + _times(delivery["reminders"])
         outcome = status = Outcome.UNANSWERED
     due_at = delivery["due_at"] if delivery["obligation"] == "open" else None
-    why = reason.removeprefix("cancelled ") if reason else None  # which the word says
     return {
         "outcome": str(outcome),
-        "status": _due(delivery, _with_reason(status, why), due_at, now_ns),
+        "status": _due(delivery, _with_reason(status, by_whom(reason)), due_at, now_ns),
         "reason": reason,
         "due_at": iso_time(due_at) if due_at else None,
         "reminders": delivery["reminders"] or 0,
@@ -352,8 +361,7 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
         text = _with_reason(text, delivery["answer_text"])
         text += f" (answer {delivery['answer_id']})" if delivery["answer_id"] else ""
     elif outcome in _REASONED:  # which imply that no answer is expected
-        reason = (delivery["last_error"] or "").removeprefix("cancelled ")
-        return _with_reason(text, reason) + _of_the_file(delivery)
+        return _with_reason(text, by_whom(delivery["last_error"])) + _of_the_file(delivery)
     elif outcome is Outcome.DELIVERED:
         text += ", not read yet"
     elif outcome is Outcome.SHOWN:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from relay.base.home import LEDGER
+from relay.base.outcomes import Outcome, by_whom
 from relay.base.text import visible
 from relay.cli.common import (
     TIME,
@@ -136,8 +137,8 @@ class EventLines:
         message_id = event["message_id"] or "-"
         short, kind = short_ids([message_id])[message_id], event["kind"] or "-"
         parts = [f"{short:<{SHORT}}", f"{kind:<{LONGEST_KIND}}", route]
-        if event["detail"]:
-            parts.append(f"({event['detail']})")
+        if why := event["detail"]:
+            parts.append(f"({by_whom(why) if event['event'] == Outcome.CANCELLED else why})")
         is_failed = event["event"] == "acked" and (event["detail"] or "").startswith("failed")
         self._echo(name, at, parts, "red" if is_failed else "")
         if event.get("body"):

@@ -33,10 +33,11 @@ from relay.base.message import (
     parse_delivered,
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
+from relay.base.outcomes import is_cancelled
 from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
-from relay.ledger import CANCELLED, TAKEN
+from relay.ledger import TAKEN
 from relay.ledger.deliveries import DeliveryRow
 from relay.ledger.ledger import Ledger
 
@@ -172,7 +173,7 @@ class InboxRepair:
         read = self._dirs.ensure("agents", agent, "inbox", READ)
         is_whole = self._parse(agent, name) is not None
         was_taken = row.state == "read" and row.read_how == TAKEN
-        was_cancelled = row.state == "expired" and (row.last_error or "").startswith(CANCELLED)
+        was_cancelled = is_cancelled(row.state, row.last_error)
         if was_taken and is_whole and not fsio.exists(name, read):
             fsio.rename(name, inbox, name, read)
         elif row.state == "read" or was_cancelled or not is_whole:

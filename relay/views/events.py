@@ -15,6 +15,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import READ, Home
 from relay.base.names import ORCHESTRATOR
+from relay.base.outcomes import Outcome, is_cancelled
 from relay.ledger import REMOVED
 from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED
 from relay.views.ids import read_file
@@ -108,9 +109,10 @@ class EventCursor:
         for row in rows:
             self._audit = row["id"]
             new = row["new_status"]
+            why = row["last_error"] if new == "failed" else self._reason(row, new)
             event = {
                 "at_ns": row["at"],
-                "event": _event_name(row),
+                "event": str(Outcome.CANCELLED) if is_cancelled(new, why) else _event_name(row),
                 "status": new,
                 "before": row["old_status"],
                 "message_id": row["message_id"],
@@ -121,7 +123,7 @@ class EventCursor:
                 "attempt": row["attempt"],
                 "who": row["who"],
                 "path": row["file_path"],
-                "detail": row["last_error"] if new == "failed" else self._reason(row, new),
+                "detail": why,
             }
             if not _is_delivered(row):
                 yield event

@@ -215,21 +215,23 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 
 def describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     """Describe a hop."""
-    what, name = hop["what"], hop["recipient"]
+    what, name, detail = hop["what"], hop["recipient"], hop["detail"]
     if name is None and what != "discovered":
-        at = facts.get("file_at") or hop["detail"]
-        return f"{what}, file in {hop['detail']}" + ("" if at == hop["detail"] else f" ({at})")
-    word = REMOVED if what == "read" and hop["detail"] == REMOVED else what
-    text: str = _WORDS.get(word, what + " for {}").format(name or facts["from"])
+        at = facts.get("file_at") or detail
+        return f"{what}, file in {detail}" + ("" if at == detail else f" ({at})")
+    word = REMOVED if what == "read" and detail == REMOVED else what
+    if outcomes.is_cancelled(what, detail):
+        word, detail = str(Outcome.CANCELLED), outcomes.by_whom(detail)
+    text: str = _WORDS.get(word, word + " for {}").format(name or facts["from"])
     if what in OFFERS and (hop["attempt"] or 1) > 1:
         text += f" (offer {hop['attempt']})"
-    if hop["detail"] is not None and what != "read":
-        text += f": {hop['detail']}" + (_answer(name, facts) if what == "acked" else "")
+    if detail is not None and what != "read":
+        text += f": {detail}" + (_answer(name, facts) if what == "acked" else "")
     elif (hop["attempt"] or 1) > 1 and what not in OFFERS:
         text += f", attempt {hop['attempt']}"
     for delivery in facts["deliveries"]:
         is_it = delivery["recipient"] == name and delivery["state"] == what == "held"
-        if is_it and hop["detail"] is not None and delivery["due_at"]:
+        if is_it and detail is not None and delivery["due_at"]:
             text += f", tried again at {local_time(delivery['due_at'])}"
     return text
 

@@ -275,6 +275,20 @@ def test_a_damaged_attempt_comes_again_though_an_earlier_one_was_read(box: Box) 
     assert box.sql("SELECT state, attempt FROM deliveries") == [("written", 3)]
 
 
+def test_a_damaged_file_is_due_at_once_though_its_next_attempt_is_not(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box.flusher, "flush_if_due", lambda: None)  # what it covers is synced
+    sent = send(box, "TO: bob\nDELIVERY: at-least-once\n\ndo")
+    box.clock.advance(60)
+    box.tick()  # its acknowledgment is overdue: it waits for the next attempt
+    box.kill()
+    box.path(INBOX, f"{sent}.msg").write_bytes(b"")
+    box.boot = "boot-2"
+    box.open()
+    assert box.inbox("bob")[sent].headers["ATTEMPT"] == "2"
+
+
 def test_what_lost_its_content_and_is_not_delivered_again_leaves_nothing(box: Box) -> None:
     sent = send(box, "TO: bob\nTTL: 5\n\nhi")
     box.kill()
