@@ -89,7 +89,7 @@ class InboxRepair:
             for number, recipient in sorted(written)
             if (delivery := known.get(number, {}).get(recipient)) is not None
             and recipient != ORCHESTRATOR
-            and delivery.state is DeliveryState.DELIVERED
+            and delivery.queued
         ]
         return sum(
             not self._restore(message, recipient, attempt)
