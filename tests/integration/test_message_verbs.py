@@ -52,7 +52,7 @@ def test_cancel_takes_an_unread_message_back(home: Path) -> None:
     (fact,) = rows_of("show", sent, home=home)
     assert fact["recipients"] == {"bob": "cancelled for bob: by alice"}
     trace = relay("trace", sent, home=home).stdout
-    assert "cancelled by alice" in trace
+    assert "cancelled for bob: by alice" in trace
     again = relay("cancel", sent, "--as", "alice", home=home)
     assert again.returncode == 6
     assert (

@@ -135,6 +135,23 @@ def test_M02_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
     assert lines(box, removed)[-1] == unseen
 
 
+def test_what_was_taken_back_is_cancelled_and_not_expired(box: Box) -> None:
+    """In every text; programs get the state of the ledger as well."""
+    sent = box.send("alice", COMMAND)
+    box.command("alice", "message.cancel", f"ID: {sent}")
+    assert headline(box, sent) == "command alice -> bob: cancelled: by alice"
+    assert "cancelled for bob: by alice" in lines(box, sent)
+    tail = ("tail", "--since", "1h", "--no-follow", "--agent", "bob")
+    assert [line.split()[1:] for line in shown(box, *tail).splitlines()][-1] == [
+        *("cancelled", short(sent), "command", "alice", "->", "bob", "(by", "alice)"),
+    ]
+    event = json.loads(shown(box, *tail, "--json").splitlines()[-1])
+    assert (event["event"], event["status"]) == ("cancelled", "expired")
+    assert event["detail"] == "cancelled by alice"
+    whats = [hop["what"] for hop in json.loads(shown(box, "trace", sent, "--json"))["hops"]]
+    assert "expired" in whats
+
+
 def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
