@@ -372,7 +372,7 @@ def describe(delivery: Fields, kind: str | None, now_ns: int, *, is_named: bool 
 
 
 def _of_the_file(delivery: Fields) -> str:
-    """What became of the last file of a dead delivery, before it was given up or since."""
+    """Say if the last file of a dead delivery was read or removed, before its end or since."""
     if delivery["state"] != "dead" or (delivery["read_at"] or 0) <= (delivery["written_at"] or 0):
         return ""
     return "; it was removed" if delivery["read_how"] == REMOVED else "; it was read"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from relay.acomm.model import DeliveryState, Message
+from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base import fsio
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import PENDING, READ, Dirs, Home
@@ -89,7 +89,7 @@ class InboxRepair:
             for number, recipient in sorted(written)
             if (delivery := known.get(number, {}).get(recipient)) is not None
             and recipient != ORCHESTRATOR
-            and delivery.queued
+            and _is_unread(delivery)
         ]
         return sum(
             not self._restore(message, recipient, attempt)
@@ -102,7 +102,7 @@ class InboxRepair:
             (number, recipient)
             for number, known in self._store.state.deliveries.items()
             for recipient, delivery in known.items()
-            if delivery.queued and recipient != ORCHESTRATOR
+            if _is_unread(delivery) and recipient != ORCHESTRATOR
         ]
         for first in range(0, len(delivered), ROWS):
             for (number, recipient), row in self._reads_of(delivered[first : first + ROWS]).items():
@@ -256,3 +256,9 @@ class InboxRepair:
             return parse_delivered(data, file=name)
         except MessageError:
             return None
+
+
+def _is_unread(delivery: Delivery) -> bool:
+    """True for one that was made, and whose file is to be in the inbox; it may wait for its next
+    attempt."""
+    return delivery.queued and delivery.state in (DeliveryState.DELIVERED, DeliveryState.WAITING)
