@@ -187,7 +187,8 @@ class PlanExecutor:
         return applied
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
-        """A file without the recipients that got it before a crash."""
+        """A file without the recipients that got it before a crash, or whose first attempt a power
+        cut took: the next one, with its number, is the queue's of what is held."""
         if file.attempt or plan.draft is not None:  # stored just now
             return file
         known = self._store.deliveries.of(file.number)
@@ -195,7 +196,8 @@ class PlanExecutor:
             [
                 name
                 for name in file.recipients
-                if (delivery := known.get(name)) is None or delivery.state is DeliveryState.SENT
+                if (delivery := known.get(name)) is None
+                or (delivery.state is DeliveryState.SENT and delivery.attempt <= 1)
             ]
         )
         return file if len(left) == len(file.recipients) else replace(file, recipients=left)
