@@ -259,6 +259,5 @@ class InboxRepair:
 
 
 def _is_unread(delivery: Delivery) -> bool:
-    """True for one that was made, and whose file is to be in the inbox; it may wait for its next
-    attempt."""
+    """True for a delivery whose file must be in the inbox, also between two attempts."""
     return delivery.queued and delivery.state in (DeliveryState.DELIVERED, DeliveryState.WAITING)

@@ -187,8 +187,8 @@ class PlanExecutor:
         return applied
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
-        """A file without the recipients that got it before a crash, or whose first attempt a power
-        cut took: the next one, with its number, is the queue's of what is held."""
+        """A file without the recipients that got it before a crash, or whose first attempt was lost
+        in a power cut: the queue of held deliveries makes their next attempt."""
         if file.attempt or plan.draft is not None:  # stored just now
             return file
         known = self._store.deliveries.of(file.number)

@@ -198,7 +198,7 @@ class Claimer:
                 admitted.append(found)
                 if row is not None and row.status == "pending" and found.has_row:
                     again.append(row.message_id)
-                    # of an accepted one the row has the facts of the journal, whatever is there now
+                    # the row of an accepted message keeps the facts that the journal has
                     if self._store.messages.find_by_relay_id(row.message_id) is None:
                         changed.append(found.facts())
         mine: set[str] = set()

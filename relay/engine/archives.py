@@ -376,7 +376,7 @@ class Roller:
         self._writing.add_done_callback(lambda _: self._wake())
 
     def _make(self, name: str, numbers: tuple[int, ...], now_ns: int) -> _WrittenArchive:
-        """Write the archive, in the executor: a copy, until it is known that all are final yet."""
+        """Write the archive, in the executor; it is listed if its messages are still final then."""
         messages = sorted(self._messages(numbers), key=lambda m: (m.created_at, m.id))
         ids = tuple(message.id for message in messages)
         size = self._files.write(name, self._snapshot(messages, now_ns // NS_PER_S))
@@ -417,7 +417,7 @@ class Roller:
         rolled = writing.result()
         self.error = ""
         if not self._state.owed.keys().isdisjoint(rolled.ids):
-            self._files.remove(rolled.note.name)  # a late answer began one of them again
+            self._files.remove(rolled.note.name)  # one was reopened meanwhile
             return
         self._pressed = False  # there may be more of it
         now_s = self._clock.now_ns() // NS_PER_S
