@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from relay.search.query import Query
 
 MOST_ABOUT = 100  # messages about another one
-NOT_INDEXED = "not indexed yet"
 CATCH_UP_S = 1.0  # where no relay runs
 SMALL_STORE_BYTES = 2 << 20  # a larger one is indexed by the relay alone
 WAIT_S = 1.0  # for a relay that is about to index the newest messages
@@ -53,8 +52,8 @@ class Rows(NamedTuple):
     is_all: bool  # nothing is known that the index lacks
 
 
-def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
-    """The messages found, and a note about what was searched."""
+def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str, bool]:
+    """The messages found, a note about what was searched, and True if that was all there is."""
     from relay.base.config import load
     from relay.search.index import why_no_index
 
@@ -69,7 +68,7 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
     config = load(home)
     why = why_no_index(config)
     if not why and (found := _in_full_index(home, query, limit)) is not None:
-        return found, ""
+        return found, "", True
     return _look_up_slowly(home, config, why, query, limit)
 
 
@@ -96,7 +95,7 @@ def _in_full_index(home: Home, query: Query, limit: int) -> Found | None:
 
 def _look_up_slowly(
     home: Home, config: Config, why: str, query: Query, limit: int
-) -> tuple[Found, str]:
+) -> tuple[Found, str, bool]:
     """The same from an index that may lack the newest, or of the store itself.
 
     ``why``: the home has no index; empty if it has one.
@@ -114,7 +113,8 @@ def _look_up_slowly(
             with _open_index(home, source) as index:
                 state = _wait(home, index, source)
                 if state is not None:
-                    return find(index, query, limit, home.path(LEDGER)), _lag(state)
+                    found = find(index, query, limit, home.path(LEDGER))
+                    return found, _lag(state), not state.messages
             why = "the search index is not complete yet"
         except SearchIndexDamaged as exc:
             with contextlib.suppress(RelayError, OSError):
@@ -130,14 +130,14 @@ def _look_up_slowly(
             in_state = ledger_ids(db, query)
     found = scan(read_store(home), query, limit, KINDS, in_state)
     is_told = query.texts or query.regex is not None or not why_no_index(config)
-    return found, f"searched the store itself: {why}" if is_told else ""
+    return found, f"searched the store itself: {why}" if is_told else "", True
 
 
 def messages_about(home: Home, message_id: str) -> list[Entry]:
     """The messages whose RE names this one, oldest first. Errors: RelayError, OSError."""
     from relay.search.query import Query
 
-    found, _ = look_up(home, Query(answered=(message_id,)), MOST_ABOUT)
+    found, *_ = look_up(home, Query(answered=(message_id,)), MOST_ABOUT)
     return [entry for entry, _ in reversed(found.entries)]
 
 
@@ -218,7 +218,7 @@ def _lag(state: Behind) -> str:
         return ""
     more = " or more" if state.is_more else ""
     since = local_iso(iso_time((state.since_ms or 0) * NS_PER_MS)[:19] + "Z")
-    return f"{plural(state.messages, 'message')}{more} since {since} {NOT_INDEXED}"
+    return f"{plural(state.messages, 'message')}{more} since {since} not indexed yet"
 
 
 def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
@@ -227,7 +227,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
     Messages are found without the index and without the ledger, too. Errors: NotFound for the name
     of an agent or a channel that is nobody's, where nothing is found; RelayError, OSError.
     """
-    found, note = look_up(home, query, limit + offset)
+    found, note, is_all = look_up(home, query, limit + offset)
     try:
         rows, has_more = _by_ledger(home, query, found, limit, offset)
     except LedgerError as exc:
@@ -239,7 +239,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
         note = note or f"what became of them is not known: {why}"
     if not rows:
         _check_names(home, query)
-    return Rows(rows, has_more, note, not note.endswith(NOT_INDEXED))
+    return Rows(rows, has_more, note, is_all)
 
 
 def _by_ledger(
