@@ -8,6 +8,7 @@ as the other ended. It imports little: a shell starts it in place of all of the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -51,8 +52,13 @@ def main(descriptor: str, *words: str) -> int:
         answer = ask(server, "relay.__main__", list(words), dict(os.environ), [0, 1, 2])
     with os.fdopen(answer, "rb", buffering=0) as lines:
         pid = int(lines.readline())
+
+        def pass_on(number: int, _: object) -> None:
+            with contextlib.suppress(ProcessLookupError):  # it may end before the signal is sent
+                os.kill(pid, number)
+
         for number in SIGNALS:
-            signal.signal(number, lambda given, _: os.kill(pid, given))
+            signal.signal(number, pass_on)
         return int(lines.read())
 
 

@@ -69,7 +69,8 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it may end before the signal is sent
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
