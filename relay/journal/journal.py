@@ -21,6 +21,7 @@ import msgspec
 
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.disk import measure_disk
 from relay.base.errors import IntegrityError, JournalFailed, RelayError
 from relay.journal.catalog import SegmentEntry
 from relay.journal.format import FOOTER, RECORD, HeaderCrcs, Record, RecordFlag, encode_records
@@ -297,16 +298,17 @@ class Journal:
     def roll_if_due(self) -> bool:
         """Seal the active segment if it is full or old, and not empty; True if it did.
 
-        Errors: as ``commit``.
+        One that is only old stays while the disk has no room for the next. Errors: as ``commit``.
         """
         self._check()
         active, policy = self._active, self._stream.policy
         if not active.count or self._durable != self._end:
             return False
         age_ms = self._stream.clock.now_ns() // NS_PER_MS - active.first_ms
-        is_full = self._room < RECORD.size
-        if not is_full and age_ms * NS_PER_MS < policy.segment_age_s * NS_PER_S:
-            return False
+        if self._room >= RECORD.size:
+            is_old = age_ms * NS_PER_MS >= policy.segment_age_s * NS_PER_S
+            if not is_old or measure_disk(self._stream.folder)[2] < 2 * policy.slice_bytes:
+                return False
         self.seal()
         return True
 

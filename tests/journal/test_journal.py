@@ -150,6 +150,19 @@ def test_an_old_segment_rolls_and_an_empty_one_never(stream: Stream) -> None:
     assert segment_ids(stream.folder) == [0, 1]
 
 
+def test_an_old_segment_stays_while_the_disk_has_no_room_for_the_next(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = stream.open()
+    put(journal, b"first")
+    stream.clock.advance(86_400)
+    monkeypatch.setattr("relay.journal.journal.measure_disk", lambda path: (1_000, 999, 1))
+    assert not journal.roll_if_due()
+    put(journal, b"second")  # it goes on
+    monkeypatch.undo()
+    assert journal.roll_if_due()
+
+
 @pytest.mark.shows("journal 1.7")
 def test_a_seal_says_the_highest_message_id_and_the_watermark(stream: Stream) -> None:
     journal = stream.open(epoch=3)
