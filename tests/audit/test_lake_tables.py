@@ -1,4 +1,4 @@
-"""A lake as people query it: with DuckDB, Arrow and Spark."""
+"""A lake, and the results of many homes, as people query them: with DuckDB, Arrow and Spark."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from relay.audit.extract import extract
 from relay.audit.lake import default_name, home_id
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
-from tests.audit.home_builder import HomeBuilder
+from tests.audit.home_builder import HomeBuilder, stored_message
+from tests.audit.printed import relay_audit
 
-PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,12 @@ def where(home: HomeBuilder, tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
+def lines_of(page: str, title: str) -> list[str]:
+    """The Python of a section."""
+    section = (PAGES / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
 def test_the_lines_of_the_page(
     spark: SparkSession,
     where: Path,
@@ -48,15 +55,37 @@ def test_the_lines_of_the_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(where.parent)
-    section = PAGE.read_text().partition("\n## A lake\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(block, {})
+    arrow, in_spark = lines_of("audit.md", "A lake")
+    exec(arrow, {})
+    exec(in_spark, {})
     said = capsys.readouterr().out
     assert "sender" in said
     assert said.count("archived") == 2  # a line a home
     assert "1-a" in said
+
+
+def test_the_results_of_many_homes_are_one_table(
+    spark: SparkSession,
+    home: HomeBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home.sent("1-a")
+    home.write_store()
+    for name, code in (("web1", 0), ("web2", 3)):
+        out = f"audits/home={name}"
+        done = relay_audit("run", "duplicates", "traffic", "--out", out, home=home.path)
+        assert (done.exit_code, done.stderr) == (code, "")
+        home.stored = [*home.stored, stored_message(9, "1-a")]
+        home.write_store()
+    (look,) = lines_of("cluster.md", "Many homes")
+    exec(look, {})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "error" in line]
+    assert [row[1::2] for row in rows] == [["web2", "duplicates", "error", "1"]]
+    pairs = duckdb.sql("SELECT home, messages FROM 'audits/*/traffic/*.parquet' ORDER BY home")
+    assert pairs.fetchall() == [("web1", 1), ("web2", 1)]
 
 
 def test_every_table_is_a_view(spark: SparkSession, where: Path, home: HomeBuilder) -> None:
