@@ -57,9 +57,6 @@ def start(root: str, session: Session) -> bool:
     return True
 
 
-ensure_bell = start
-
-
 def is_ringing(root: str, session: Session) -> bool:
     """True while the session has a bell."""
     try:
