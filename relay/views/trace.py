@@ -367,9 +367,18 @@ def _attempt_hops(
     *,
     is_noted: bool = True,
 ) -> Iterator[Hop]:
-    """Yield one attempt: accepted or replayed, written, and its result."""
+    """Yield one attempt: accepted or replayed, written, and its result.
+
+    A delivery that was held has the time when it was taken up again: that of its acceptance is not
+    known then.
+    """
     if number == 1:
-        yield Hop(staged, "accepted", name, number)
+        first = seen[0] if seen else None
+        is_later = first is not None and (staged or 0) // NS_PER_MS > first["at"] // NS_PER_MS
+        was_held = first is not None and first["old_status"] == "held"
+        yield Hop(None if was_held or is_later else staged, "accepted", name, number)
+        if was_held:  # from the beginning
+            yield Hop(None, "held", name, number)
     for entry in seen:
         if entry["old_status"] == "dead" and entry["new_status"] in ("held", "written"):
             # logged after the fact: sort it before the file it produced

@@ -112,6 +112,19 @@ def test_every_hop_of_every_attempt_has_its_time(life: Life) -> None:
     ]
 
 
+def test_one_that_was_held_was_accepted_before_and_nobody_knows_when(life: Life) -> None:
+    life.hold(1, "not before tomorrow")
+    life.write(1)
+    shown = relay("trace", life.id, home=life.root).stdout.splitlines()[3:]
+    assert [line.split(maxsplit=1)[1] for line in shown[:-1]] == [
+        "discovered in the outbox of alice",
+        "accepted for bob",
+        "held for bob",
+        "written to the inbox of bob",
+    ]
+    assert [line.split()[0] for line in shown[1:3]] == ["unknown", "unknown"]
+
+
 @pytest.mark.damages
 def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
     life.write(1)
