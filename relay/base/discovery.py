@@ -221,3 +221,13 @@ def _describe(top: str, start: str, linked: str, main: str) -> str:
     if linked:
         return f"{'in' if top == main else 'above'} the main work tree of {linked}"
     return "in the working directory" if top == start else f"above {start}"
+
+
+def with_home(text: str, root: str) -> str:
+    """Add --home to the commands in a text: those in backticks, or one that is the whole text."""
+    import re
+    import shlex
+
+    command = r"(^|`)relay (?=[a-z])(?!dump\b|sh\b|help\b|[a-z ]+ --help)"
+    named = f"relay --home {shlex.quote(root)} "
+    return re.sub(command, lambda found: found[1] + named, text)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from relay.base.discovery import (
     default_root,
     search,
     two_homes,
+    with_home,
 )
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
@@ -48,8 +48,6 @@ NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to 
 USED_HOME = "relay.used"  # likewise: the home of the command
 READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
 COMMAND = "relay.command"  # likewise: the command that works on the home
-_NAMED = re.compile(r"(^|`)relay (?=[a-z])(?!dump\b|sh\b|help\b|[a-z ]+ --help)")
-
 ADVICE_S = 60  # between two lines about unread messages
 TEMP = "tmp"  # of the home: nothing is written there
 SCANNED = 300  # newest messages in which completion looks for channels and threads
@@ -216,18 +214,13 @@ def root_to_take_from(ctx: click.Context, home: str | None) -> str:
 
 
 def name_home(text: str, ctx: click.Context | None = None) -> str:
-    """Add --home to the commands in a text, unless they would find this home without it.
+    """``with_home``, unless the commands would find this home without it.
 
-    A command is in backticks, or is the whole text. ``ctx``: of the command that is running, by
-    default.
+    ``ctx``: of the command that is running, by default.
     """
     ctx = ctx or click.get_current_context(silent=True)
     root = None if ctx is None else ctx.meta.get(NAMED_HOME)
-    if root is None:
-        return text
-
-    words = f"relay --home {shlex.quote(root)} "
-    return _NAMED.sub(lambda found: found[1] + words, text)
+    return text if root is None else with_home(text, root)
 
 
 def open_home(ctx: click.Context, home: str | None) -> Home:

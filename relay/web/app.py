@@ -53,7 +53,7 @@ class Web:
         self.root = root
         self.is_over = False  # streams end
         self._said: dict[str, str] = {}  # token -> what became of an action, for the next page
-        self._templates = render.environment()
+        self._templates = render.environment(root)
 
     def app(self, host: str, secret: str) -> ASGIApp:
         """The application behind its door: ``host`` is the address of the browser, with port."""

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from relay.base.clock import NS_PER_S, iso_time, local_time, parse_time
+from relay.base.discovery import default_home, with_home
 from relay.base.text import format_size, plural, visible
 from relay.views.times import ago
 
@@ -37,8 +38,9 @@ _LOOKS = {
 }
 
 
-def environment() -> jinja2.Environment:
-    """The templates, which escape all that they are given."""
+def environment(root: str) -> jinja2.Environment:
+    """The templates, which escape all that they are given; their commands are for this home."""
+    is_usual = root == default_home()
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.join(HERE, "templates")),
         autoescape=True,
@@ -57,6 +59,7 @@ def environment() -> jinja2.Environment:
         "linked": linked,
         "short": short,
         "size": format_size,
+        "here": lambda text: text if is_usual else with_home(text, root),
         "with_short_ids": lambda text: _ID.sub(lambda match: short(match[0]), text),
     }
     found.globals |= {"plural": plural, "href": href}

@@ -44,6 +44,13 @@ def test_messages_are_found_as_by_relay_list(box: Box, client: TestClient) -> No
     assert "the build is green" in page and "deploy to staging" not in page
 
 
+def test_commands_name_a_home_that_they_would_not_find(box: Box, client: TestClient) -> None:
+    asked = box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?").partition("-")[2]
+    page = html.unescape(client.get("/").text)
+    assert f'<code>relay --home {box.root} reply {asked} "…"</code>' in page
+    assert f"relay --home {box.root} audit run --out" in client.get("/audits").text
+
+
 def test_each_filter_is_an_address_and_is_taken_off_by_it(client: TestClient) -> None:
     page = client.get("/search", params={"q": "deploy is:open"}).text
     assert 'href="/search?q=deploy+is%3Aopen+is%3Aunread"' in page
