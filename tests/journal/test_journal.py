@@ -37,35 +37,6 @@ def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Strea
     assert payloads(journal, 7) == [b"", b"four"]  # no record begins there
 
 
-@pytest.mark.shows("journal 2.1", "journal 2.2")
-def test_records_of_any_length_are_there_after_reopening(stream: Stream) -> None:
-    # Published faults: records of odd length lost, a zero-length record ends the scan.
-    journal = stream.open()
-    given = [random.Random(size).randbytes(size) for size in (0, 1, 3, 0, 7, 255, 0, 1_025, 6_000)]
-    for payload in given:
-        put(journal, payload)
-    stream.crash()
-    assert payloads(stream.open()) == given
-    assert stream.warned == []
-
-
-@pytest.mark.shows("journal 2.8")
-def test_a_commit_with_nothing_behind_it_is_durable(
-    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Published fault: an idle tail never flushed.
-    journal = stream.open()
-    power = Power(tmp_path)
-    monkeypatch.setattr(fsio, "fault", power)
-    put(journal, b"the last one for a long time")
-    monkeypatch.undo()
-    left = power.cut(tmp_path.parent / (tmp_path.name + "-after"), Cut.OLD, random.Random(1))
-    power.close()
-    after = Stream(left)
-    assert payloads(after.open()) == [b"the last one for a long time"]
-    after.crash()
-
-
 def test_what_opening_found_is_durable(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import threading
@@ -26,7 +25,7 @@ from relay.journal.manifest_format import (
     decode_chunk_header,
 )
 from relay.journal.manifest_reader import chunk_indexes, decode_chunk, read_manifest
-from tests.disk import hooked, kill_at_every_call
+from tests.disk import failing, kill_at_every_call, killed_before
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     NOW_S,
@@ -40,7 +39,6 @@ from tests.journal.manifest_support import (
     silent,
     stored,
 )
-from tests.kills import Killed
 
 PHASES = (Phase.explicit, Phase.generate)  # shrinking takes longer than a test may
 RECORDS = [record for n in range(6) for record in (opened(n, n * 100), sealed(n, n * 100))]
@@ -115,26 +113,22 @@ def test_a_writer_continues_where_another_had_committed(stream: str, ahead: byte
     )
 
 
-def test_the_writer_writes_the_golden_bytes(stream: str) -> None:
-    golden = (STREAM_2 / "manifest" / f"{0:020d}.mlog").read_bytes()
-    manifest = begin(stream)
-    for record in decode_chunk(golden, "it", 0).records:
-        manifest.append(record)
-    manifest.close()
-    assert chunk_path(stream, 0).read_bytes() == golden
-
-
-def test_a_full_chunk_has_the_golden_bytes(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    golden = (STREAM_1 / "manifest" / f"{0:020d}.mlog").read_bytes()
-    second = (STREAM_1 / "manifest" / f"{1:020d}.mlog").read_bytes()
-    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", len(golden))
+@pytest.mark.parametrize("source", [STREAM_1, STREAM_2], ids=["a full chunk", "one that goes on"])
+def test_a_chunk_has_the_golden_bytes(
+    stream: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = (source / "manifest" / f"{0:020d}.mlog").read_bytes()
+    is_full = source == STREAM_1
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", len(golden) + 1000 * (not is_full))
     manifest = begin(stream)
     manifest.append(*decode_chunk(golden, "it", 0).records)
-    manifest.append(decode_chunk(second, "it", 1).records[0])
+    if is_full:
+        manifest.append(opened(0))
     manifest.close()
     assert chunk_path(stream, 0).read_bytes() == golden
-    head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
-    assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
+    if is_full:
+        head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
+        assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
 
 
 @pytest.mark.shows("journal 3.2")
@@ -318,12 +312,7 @@ def test_a_reader_takes_a_write_in_progress_for_what_it_is(stream: str) -> None:
 def test_a_full_disk_and_a_failed_sync(stream: str, call: str) -> None:
     manifest = begin(stream)
     manifest.append(RECORDS[0])
-
-    def fail(operation: str, name: str) -> None:
-        if operation == call:
-            raise OSError(errno.ENOSPC, "No space left on device", name)
-
-    with hooked(fail), pytest.raises(OSError, match="No space"):
+    with failing(call), pytest.raises(OSError, match="No space"):
         manifest.append(RECORDS[1])
     assert not manifest.entries()[0].sealed  # not committed: not applied
     if call == "write":
@@ -340,12 +329,7 @@ def test_a_full_disk_and_a_failed_sync(stream: str, call: str) -> None:
 def test_a_snapshot_that_finds_no_room_fails_no_append(stream: str, small: None) -> None:
     lines: list[str] = []
     manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-
-    def fail(operation: str, name: str) -> None:
-        if name.endswith(".snap"):
-            raise OSError(errno.ENOSPC, "No space left on device", name)
-
-    with hooked(fail):
+    with failing("create", ".snap"):
         for record in RECORDS:
             manifest.append(record)
     manifest.close()
@@ -382,22 +366,15 @@ class AgainstAList(RuleBasedStateMachine):
         """In the middle of an append of one record."""
         if record.type == ManifestType.SnapshotMarker:
             return
-        left = [at]
-
-        def fault(operation: str, name: str) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-
-        try:
-            with hooked(fault):
-                self.manifest.append(record)
+        with killed_before(at + 1) as calls:
+            self.manifest.append(record)
+        if len(calls) <= at:
             self.written.append(record)
-        except Killed:
-            self.manifest.close()
-            if stored(self.stream) != self.written:
-                self.written.append(record)
-            self.manifest = begin(self.stream)
+            return
+        self.manifest.close()
+        if stored(self.stream) != self.written:
+            self.written.append(record)
+        self.manifest = begin(self.stream)
 
     @rule()
     def reopen(self) -> None:

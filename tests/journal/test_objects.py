@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.errors import ObjectConflict, ObjectError, RelayError
 from relay.journal.manifest_format import Reason
 from relay.journal.objects import DirectoryObjects, ObjectStore, S3Objects, open_objects
-from tests.disk import failing
+from tests.disk import failing, killed_before
 from tests.s3_server import broken_server, objects, s3_server
 
 pytestmark = pytest.mark.shows("journal 4.4", "journal 4.5")
@@ -195,26 +194,12 @@ def test_a_directory_that_may_not_be_written_waits_for_the_operator(tmp_path: Pa
 
 
 @pytest.mark.parametrize("step", range(16))
-def test_a_kill_while_putting_leaves_no_object_or_all_of_it(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_putting_leaves_no_object_or_all_of_it(step: int, tmp_path: Path) -> None:
     (tmp_path / "tier2").mkdir()
     (tmp_path / "file").write_bytes(b"data" * 1000)
     store = DirectoryObjects(str(tmp_path / "tier2"))
-    calls: list[str] = []
-
-    def fault(operation: str, name: str) -> None:
-        if name.startswith(store.url):
-            calls.append(operation)
-        if len(calls) == step + 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    try:
+    with killed_before(step + 1):
         store.put(KEY, str(tmp_path / "file"), META)
-    except KeyboardInterrupt:
-        pass
-    monkeypatch.undo()
     facts = store.head(KEY)
     if facts is None:
         store.put(KEY, str(tmp_path / "file"), META)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,14 @@ import pytest
 from relay.base import fsio
 from relay.base.errors import FormatError, JournalFailed
 from relay.journal.format import FOOTER, Footer, SegmentFlag, SegmentHeader
-from relay.journal.journal import Append, Journal, JournalReader
+from relay.journal.journal import Append, JournalReader
 from relay.journal.manifest_format import ManifestType
 from relay.journal.manifest_reader import read_manifest
 from relay.journal.segment import FIRST_RECORD, UNSYNCED, segment_ids
-from tests.disk import fail, flip, killed_before
+from tests.disk import failing, flip, killed_before
 from tests.journal.support import Stream, payloads, put
 
 # --- what opening makes good
-
-
-@pytest.mark.shows("journal 1.12")
-def test_a_torn_tail_goes_and_everything_before_it_stays(stream: Stream) -> None:
-    journal = stream.open()
-    put(journal, b"kept")
-    clean = stream.path().read_bytes()
-    put(journal, b"torn in the middle")
-    stream.crash()
-    torn = stream.path().read_bytes()
-    cut = torn[: FIRST_RECORD + 32 + 40] + clean[FIRST_RECORD + 32 + 40 :]
-    stream.path().write_bytes(cut)
-    journal = stream.open()
-    assert payloads(journal) == [b"kept"]
-    assert stream.path().read_bytes() == clean
-    assert Path(f"{stream.path()}.torn").read_bytes() == cut[FIRST_RECORD + 32 :].rstrip(b"\0")
-    assert (
-        "a torn tail" in stream.warned[0]
-        and f"at {FIRST_RECORD + 32}: expected" in stream.warned[0]
-    )
-    assert put(journal, b"next") == [32]
 
 
 @pytest.mark.shows("journal 1.12")
@@ -85,29 +63,31 @@ def test_of_a_commit_that_is_cut_short_nothing_behind_its_gap_counts(stream: Str
     assert "a torn tail" in stream.warned[0]
 
 
-@pytest.mark.shows("journal 1.14")
-def test_a_commit_that_is_known_to_be_durable_is_damaged_and_salvaged(stream: Stream) -> None:
+@pytest.mark.shows("journal 1.13", "journal 1.14")
+@pytest.mark.parametrize(
+    ("commits", "flipped", "at_least", "kept"),
+    [
+        # the ledger followed the commit to its end: it was durable, so this is damage
+        ([[b"one", b"two", b"three"]], [31], 95, [b"one", b"three"]),
+        (  # damage, and a commit that is cut short behind it
+            [[b"one"], [b"two"], [b"three"], [b"cut", b"short", b"behind"]],
+            [31, 95 + 31],
+            0,
+            [b"one", b"three", b"cut"],
+        ),
+    ],
+)
+def test_damage_is_salvaged_up_to_a_commit_cut_short(
+    stream: Stream, commits: list[list[bytes]], flipped: list[int], at_least: int, kept: list[bytes]
+) -> None:
     journal = stream.open()
-    put(journal, b"one", b"two", b"three")
+    for commit in commits:
+        put(journal, *commit)
     stream.crash()
-    flip(stream.path(), FIRST_RECORD + 31)
-    journal = stream.open(at_least=95)  # the ledger followed it to its end
-    assert payloads(journal) == [b"one", b"three"]
-    assert "damage; 2 records salvaged, lost offsets: [31, 62)" in stream.warned[0]
-
-
-@pytest.mark.shows("journal 1.13")
-def test_damage_and_a_commit_cut_short_behind_it(stream: Stream) -> None:
-    journal = stream.open()
-    for payload in (b"one", b"two", b"three"):
-        put(journal, payload)
-    put(journal, b"cut", b"short", b"behind")
-    stream.crash()
-    flip(stream.path(), FIRST_RECORD + 31)
-    flip(stream.path(), FIRST_RECORD + 95 + 31)
-    journal = stream.open()
-    assert payloads(journal) == [b"one", b"three", b"cut"]
-    assert [record.offset for record in journal.read()] == [0, 62, 95]
+    for at in flipped:
+        flip(stream.path(), FIRST_RECORD + at)
+    assert payloads(stream.open(at_least=at_least)) == kept
+    assert "salvaged, lost offsets: [31, 62)" in stream.warned[0]
 
 
 def test_a_damaged_header_costs_no_record(stream: Stream) -> None:
@@ -130,24 +110,16 @@ def test_another_streams_segment_is_refused_and_left(stream: Stream) -> None:
     assert stream.path().read_bytes() == data
 
 
-def _footer_only(stream: Stream, journal: Journal) -> None:
-    journal._active.seal()
-
-
-def _footer_not_cut(stream: Stream, journal: Journal) -> None:
-    journal._active.seal()
-    with stream.path().open("ab") as file:
-        file.write(bytes(500))
-
-
 @pytest.mark.shows("journal 1.15")
-@pytest.mark.parametrize("left", [_footer_only, _footer_not_cut])
-def test_a_begun_seal_is_finished(stream: Stream, left: Callable[[Stream, Journal], None]) -> None:
+@pytest.mark.parametrize("zeros_behind", [0, 500])
+def test_a_begun_seal_is_finished(stream: Stream, zeros_behind: int) -> None:
     # Published fault: a sealed footer rejected and erased.
     journal = stream.open()
     put(journal, b"one", b"two")
-    left(stream, journal)
+    journal._active.seal()
     stream.crash()
+    with stream.path().open("ab") as file:
+        file.write(bytes(zeros_behind))
     journal = stream.open()
     assert payloads(journal) == [b"one", b"two"]
     entry = journal.manifest.catalog.entries[0]
@@ -235,15 +207,13 @@ def test_a_stream_that_lost_its_end_says_so_and_continues_behind_it(stream: Stre
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_after_a_failed_commit_everything_is_refused_until_reopened(
-    operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+    operation: str, stream: Stream
 ) -> None:
     journal = stream.open()
     put(journal, b"durable")
-    fail(monkeypatch, operation, ".seg", errno.EIO)
     journal.append([Append(b"not known")])
-    with pytest.raises(OSError):
+    with failing(operation, ".seg", errno.EIO), pytest.raises(OSError):
         journal.commit()
-    monkeypatch.undo()
     for refused in (journal.commit, journal.preallocate, journal.seal, journal.roll_if_due):
         with pytest.raises(JournalFailed, match="the journal failed"):
             refused()
@@ -258,52 +228,53 @@ def test_after_a_failed_commit_everything_is_refused_until_reopened(
 
 
 def test_a_short_write_leaves_no_record(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.pwrite
-    for cut in (5, 28, 40, 61):
-        journal = stream.open()
-        before = payloads(journal)
-        calls: list[int] = []
+    real, calls = os.pwrite, 0
 
-        def short(fd: int, data: bytes, at: int, cut: int = cut, calls: list[int] = calls) -> int:
-            calls.append(at)
-            if len(calls) > 1:
-                raise OSError(errno.ENOSPC, "full")
-            return real(fd, data[:cut], at)
+    def short(fd: int, data: bytes, at: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, data[:40], at)
 
-        journal.append([Append(b"one"), Append(b"two"), Append(b"three")])
-        monkeypatch.setattr(os, "pwrite", short)
+    journal = stream.open()
+    journal.append([Append(b"one"), Append(b"two"), Append(b"three")])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", short)
         with pytest.raises(OSError, match="full"):
             journal.commit()
-        monkeypatch.undo()
-        stream.crash()
-        journal = stream.open()
-        whole = [b"one"] if cut >= 31 else []
-        assert payloads(journal) == [*before, *whole]
-        put(journal, b"next")
-        assert payloads(journal) == [*before, *whole, b"next"]
-        stream.crash()
-
-
-@pytest.mark.shows("journal 1.17")
-def test_a_failed_sync_is_remembered(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = stream.open()
-    put(journal, b"durable")
-    fail(monkeypatch, "sync", "0.seg", errno.EIO)
-    journal.append([Append(b"who knows")])
-    with pytest.raises(OSError):
-        journal.commit()
-    monkeypatch.undo()
     stream.crash()
-    marker = Path(f"{stream.path()}{UNSYNCED}")
-    assert marker.read_bytes() == str(FIRST_RECORD + 35).encode()
-    written: list[tuple[int, bytes]] = []
+    journal = stream.open()
+    put(journal, b"next")
+    assert payloads(journal) == [b"one", b"next"]
+
+
+@pytest.fixture
+def written(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
+    """What is written into the first segment, and where."""
+    found: list[tuple[int, bytes]] = []
     real = fsio.write_at
 
     def write_at(fd: int, data: bytes, at: int, name: str) -> None:
-        written.append((at, bytes(data)))
+        if name == str(stream.path()):
+            found.append((at, bytes(data)))
         real(fd, data, at, name)
 
     monkeypatch.setattr(fsio, "write_at", write_at)
+    return found
+
+
+@pytest.mark.shows("journal 1.17")
+def test_a_failed_sync_is_remembered(stream: Stream, written: list[tuple[int, bytes]]) -> None:
+    journal = stream.open()
+    put(journal, b"durable")
+    journal.append([Append(b"who knows")])
+    with failing("sync", "0.seg", errno.EIO), pytest.raises(OSError):
+        journal.commit()
+    stream.crash()
+    marker = Path(f"{stream.path()}{UNSYNCED}")
+    assert marker.read_bytes() == str(FIRST_RECORD + 35).encode()
+    written.clear()
     journal = stream.open()
     (rewritten,) = [data for at, data in written if at <= FIRST_RECORD + 35 < at + len(data)]
     assert rewritten.endswith(b"who knows")  # the page cache alone may have had it
@@ -315,28 +286,18 @@ def test_a_failed_sync_is_remembered(stream: Stream, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.shows("journal 1.16")
 def test_D5_what_is_not_covered_is_written_again(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, written: list[tuple[int, bytes]]
 ) -> None:
     """Its footer was written, its last sync failed, and so did the word about that."""
     journal = stream.open()
     put(journal, b"covered")
     covered = journal.end
     put(journal, b"who knows")
-    fail(monkeypatch, "truncate", "0.seg", errno.EIO)
-    with pytest.raises(OSError):
+    with failing("truncate", "0.seg", errno.EIO), pytest.raises(OSError):
         journal.seal()
-    monkeypatch.undo()
     stream.crash()
     Path(f"{stream.path()}{UNSYNCED}").unlink(missing_ok=True)
-    written: list[tuple[int, bytes]] = []
-    real = fsio.write_at
-
-    def write_at(fd: int, data: bytes, at: int, name: str) -> None:
-        if name == str(stream.path()):
-            written.append((at, bytes(data)))
-        real(fd, data, at, name)
-
-    monkeypatch.setattr(fsio, "write_at", write_at)
+    written.clear()
     journal = stream.open(covered=covered)
     ((at, data),) = written
     assert at == FIRST_RECORD + covered and b"who knows" in data and b"covered" not in data
@@ -344,21 +305,17 @@ def test_D5_what_is_not_covered_is_written_again(
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync"])
-def test_rolling_on_a_full_disk_loses_nothing(
-    operation: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rolling_on_a_full_disk_loses_nothing(operation: str, stream: Stream) -> None:
     journal = stream.open()
     put(journal, b"a" * 3_000)
-    fail(monkeypatch, operation, "1.seg")
     journal.append([Append(b"b" * 3_000)])
-    with pytest.raises(OSError) as caught:
-        journal.commit()
-    assert caught.value.errno == errno.ENOSPC
-    stream.crash()
-    with pytest.raises(OSError):  # it is still full
-        stream.open()
+    with failing(operation, "1.seg"):
+        with pytest.raises(OSError, match="No space"):
+            journal.commit()
+        stream.crash()
+        with pytest.raises(OSError, match="No space"):  # it is still full
+            stream.open()
     assert not stream.path(1).exists()
-    monkeypatch.undo()
     journal = stream.open()
     assert payloads(journal) == [b"a" * 3_000]
     put(journal, b"b" * 3_000)

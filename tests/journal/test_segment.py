@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.base.errors import IntegrityError
 from relay.journal.format import (
     FOOTER,
     RECORD,
@@ -141,19 +140,6 @@ def test_a_broken_segment_is_told_kept_aside_and_good_from_then_on(
     assert [record.payload for record in journal.read()] == payloads
     assert not [line for line in again if "lost" not in line]
     journal.close()
-
-
-def test_a_damaged_sealed_segment_names_path_offset_expected_found(tmp_path: Path) -> None:
-    source = FileSource(str(GOLDEN / "bad" / "flipped-record-header.seg"))
-    base, end = 3_042, 3_108
-    with pytest.raises(IntegrityError, match=r"header.seg at 52: expected .* found"):
-        list(read_records(source, base, base, end))
-    told: list[tuple[int, int]] = []
-    found = list(
-        read_records(source, base, base, end, lambda begin, end, why: told.append((begin, end)))
-    )
-    assert [record.offset for record in found] == [3_076] and told == [(3_042, 3_076)]
-    source.close()
 
 
 @given(st.lists(st.binary(max_size=80), max_size=12), st.integers(0, 1 << 40))
