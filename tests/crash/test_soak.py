@@ -9,9 +9,9 @@ import pytest
 from scripts.soaking.__main__ import soak
 
 
-@pytest.mark.shows("ready 6.3")
+@pytest.mark.shows("ready 1.2", "ready 6.2", "ready 6.3")
 def test_twenty_seconds_of_harm_lose_and_double_nothing(tmp_path: Path) -> None:
-    result = soak(tmp_path, seconds=20, agents=8, kill_every_s=5, seed=20)
+    result = soak(tmp_path, seconds=20, agents=8, kill_every_s=3, seed=20)
     assert result["faults"] == []
     happened = {name: result.get(name, 0) for name in ("killed_relays", "killed_agents")}
     assert all(int(str(times)) >= 2 for times in happened.values()), result

@@ -8,18 +8,19 @@ import pytest
 
 from relay.base import fsio
 from relay.journal.catalog import Residency
-from relay.journal.tier_plan import TierPolicy
 from tests.disk import killed_before
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 
 EVERYTHING = AT_ONCE._replace(local_bytes=0)
-WAYS = {
-    "compress": AT_ONCE,
-    "evict": EVERYTHING,
-    "upload": AT_ONCE,
-    "upload and evict": EVERYTHING,
-    "prune": EVERYTHING._replace(keep_bytes=15_000),
-    "prune local copies": AT_ONCE._replace(keep_bytes=15_000),
+T0, T1, T2 = Residency
+WAYS = {  # by which policy, and where the segments that are left lie in the end
+    "compress": (AT_ONCE, [T0 | T1] * 2),
+    "evict": (EVERYTHING, [T1] * 2),
+    "upload": (AT_ONCE, [T0 | T1 | T2] * 2),
+    "upload and evict": (EVERYTHING, [T2] * 2),
+    "hydrate": (EVERYTHING, [T2] * 2),
+    "prune": (EVERYTHING._replace(keep_bytes=15_000), [T2]),
+    "prune local copies": (AT_ONCE._replace(keep_bytes=15_000), [T0 | T1]),
 }
 
 
@@ -27,8 +28,8 @@ LOCAL = ("compress", "evict", "prune local copies")  # without an object store
 PARTS = 4  # of the calls, so that no test takes long
 
 
-def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False) -> bool:
-    """Run the tiers until the n-th call; False when they were done before it."""
+def run_killed(stream: Stream, store: FaultyObjects, at: int, *, read: bool) -> bool:
+    """Run the tiers, or read, until the n-th call; False when it was done before it."""
     with killed_before(at + 1) as calls:
         store.fault = fsio.fault
         if read:
@@ -43,16 +44,18 @@ def run_killed(stream: Stream, store: FaultyObjects, at: int, read: bool = False
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_at_every_call_nothing_is_lost(way: str, part: int, tmp_path: Path) -> None:
-    uploads = way not in LOCAL
+    policy, end = WAYS[way]
     at, killed = part, True
     while killed:
         root = tmp_path / str(at)
         root.mkdir()
         store = FaultyObjects(root / "tier2")
-        stream = Stream(root, WAYS[way], store if uploads else None)
+        stream = Stream(root, policy, None if way in LOCAL else store)
         stream.fill(2, records=60)
         stream.cover()
-        killed = run_killed(stream, store, at)
+        if way == "hydrate":
+            stream.run()
+        killed = run_killed(stream, store, at, read=way == "hydrate")
         stream.reopen()
         assert stream.read() == stream.expected(), f"killed at call {at}"
         stream.cover()
@@ -60,31 +63,10 @@ def test_killed_at_every_call_nothing_is_lost(way: str, part: int, tmp_path: Pat
         assert stream.read() == stream.expected(), f"went on after a kill at call {at}"
         stream.run()
         stands_clean(stream, store)
+        assert [e.residency for e in stream.journal.manifest.entries() if e.sealed] == end
         assert [line for line in stream.warnings if "torn tail" not in line] == []
         stream.close()
         at += PARTS
-    assert at > 10
-
-
-def test_killed_at_every_call_of_hydrating_nothing_is_lost(tmp_path: Path) -> None:
-    at, killed = 0, True
-    while killed:
-        root = tmp_path / str(at)
-        root.mkdir()
-        store = FaultyObjects(root / "tier2")
-        stream = Stream(root, EVERYTHING, store)
-        stream.fill(2, records=60)
-        stream.cover()
-        stream.run()
-        assert stream.entry(0).residency == Residency.TIER2
-        killed = run_killed(stream, store, at, read=True)
-        stream.reopen()
-        assert stream.read() == stream.expected(), f"killed at call {at}"
-        stream.cover()
-        stream.run()
-        stands_clean(stream, store)
-        stream.close()
-        at += 1
     assert at > 10
 
 
@@ -102,27 +84,3 @@ def stands_clean(stream: Stream, store: FaultyObjects) -> None:
         f"{e.segment_id:020d}.seg.zst" for e in sealed if e.residency & Residency.TIER2
     ]
     assert not list(Path(store.url).rglob("*.tmp"))
-
-
-def test_the_policies_do_what_they_are_named_for(tmp_path: Path) -> None:
-    ends: dict[str, list[Residency]] = {}
-    for way, policy in WAYS.items():
-        root = tmp_path / way
-        root.mkdir()
-        assert isinstance(policy, TierPolicy)
-        store = FaultyObjects(root / "tier2")
-        stream = Stream(root, policy, None if way in LOCAL else store)
-        stream.fill(2, records=60)
-        stream.cover()
-        stream.run()
-        ends[way] = [e.residency for e in stream.journal.manifest.entries() if e.sealed]
-        stream.close()
-    t0, t1, t2 = Residency
-    assert ends == {
-        "compress": [t0 | t1] * 2,
-        "evict": [t1] * 2,
-        "upload": [t0 | t1 | t2] * 2,
-        "upload and evict": [t2] * 2,
-        "prune": [t2],
-        "prune local copies": [t0 | t1],
-    }
