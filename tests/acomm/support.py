@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,26 @@ def reseal(data: bytes) -> bytes:
 def patch(data: bytes, at: int, piece: bytes) -> bytes:
     """The file with ``piece`` written over it, sealed again."""
     return reseal(data[:at] + piece + data[at + len(piece) :])
+
+
+def damaged(data: bytes, dice: random.Random, times: int) -> bytes:
+    """Bytes of it overwritten, cut out or put in, up to so many times, some as if they were sizes.
+
+    Sealed again, and most of them of the size that they say, so that what lies deeper is reached.
+    """
+    made = bytearray(data)
+    sizes = (b"\xff" * 4, b"\xff" * 8, bytes(8), b"\0\0\0\x10", struct.pack("<I", len(data)))
+    for _ in range(dice.randint(1, times)):
+        at = dice.randrange(10, len(made) - 40)
+        piece = dice.choice((dice.randbytes(1), dice.choice(sizes), dice.randbytes(9)))
+        kind = dice.randrange(4)
+        if kind < 2:
+            made[at : at + len(piece)] = piece
+        elif kind == 2:
+            del made[at : at + len(piece)]
+        else:
+            made[at:at] = piece
+        if len(made) < 200:
+            break
+    made[64:72] = struct.pack("<Q", len(made) + (dice.randrange(20) == 0))
+    return reseal(bytes(made))

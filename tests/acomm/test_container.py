@@ -5,18 +5,15 @@ from __future__ import annotations
 import struct
 
 import pytest
-from msgspec.structs import replace
 
 from relay.acomm import store_file
 from relay.acomm.check import check
 from relay.acomm.container import SectionEntry
-from relay.acomm.model import ChannelType, Message, Participant, ParticipantRole, StoreFile
+from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import encode_channel, encode_subscription
 from relay.base.errors import FormatError, VersionError
 from relay.base.finding import Severity
-from relay.commstore.store import CommStore
 from tests.acomm.support import assemble, message, messages_body, patch, small_store
-from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.shows("engine 8.2", "engine 8.3", "engine 8.10")
 
@@ -273,46 +270,6 @@ def test_an_id_given_twice_and_keys_out_of_order_are_reported() -> None:
     assert problems(assemble([(2, body)], counts=(0, 1, 0, 0), flags=16)) == (
         "it: section 2: expected the metadata of message 1 in key order, found ['b', 'a']",
     )
-
-
-def with_three(kind: ChannelType) -> StoreFile:
-    """A small store with a second channel, of three owners."""
-    store = small_store()
-    three = tuple(Participant(name, ParticipantRole.OWNER) for name in ("a", "b", "c"))
-    (one,) = store.channels
-    more = replace(one, id=2, name="more", channel_type=kind, participants=three)
-    return replace(store, channels=(one, more))
-
-
-def misled(store: StoreFile) -> StoreFile:
-    """Its subscription is to the channel of three, which has no topics."""
-    (one,) = store.subscriptions
-    return replace(store, subscriptions=(one, replace(one, id=2, channel_id=2)))
-
-
-SMALL = small_store()
-LOST = replace(message(7), channel_id=9)
-
-
-@pytest.mark.shows("engine 6.12")
-@pytest.mark.parametrize(
-    ("store", "told"),
-    [
-        (
-            replace(SMALL, archive=(*SMALL.archive, *SMALL.messages)),
-            "message 1 once, found it 2 times",
-        ),
-        (replace(SMALL, messages=(*SMALL.messages, LOST)), "a channel for message 7, found none"),
-        (with_three(ChannelType.DIRECT), "2 in direct channel 2, found 3"),
-        (with_three(ChannelType.BROADCAST), "one owner in broadcast channel 2, found 3"),
-        (misled(with_three(ChannelType.GROUP)), "a PubSub channel for subscription 2, found none"),
-    ],
-)
-def test_what_a_store_would_not_be_opened_with_is_told(store: StoreFile, told: str) -> None:
-    (line,) = problems(store_file.encode(store))
-    assert line.startswith(f"it: it cannot be opened as a store: expected {told}")
-    with pytest.raises(FormatError, match=f"expected {told}"):
-        CommStore.load(FakeClock(), store)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from relay.acomm.fields import Reader
 from relay.acomm.model import Message
 from relay.acomm.records import read_message, read_messages
 from relay.base.errors import FormatError, IntegrityError, ValidationFailed
-from tests.acomm.support import messages_body, patch, reseal, small_store
+from tests.acomm.support import damaged, messages_body, patch, reseal, small_store
 
 PLAIN = store_file.encode(small_store(), compress=False)
 COMPRESSED = store_file.encode(small_store())
@@ -77,24 +77,7 @@ def test_a_file_cut_short_is_never_taken(data: bytes) -> None:
 def test_random_damage(data: bytes, seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(600):
-        damaged = bytearray(data)
-        for _ in range(dice.randint(1, 8)):
-            at = dice.randrange(10, len(damaged) - 40)
-            kind = dice.randrange(4)
-            if kind == 0:
-                damaged[at] = dice.randrange(256)
-            elif kind == 1:
-                piece = dice.choice((b"\xff" * 4, b"\xff" * 8, bytes(8), struct.pack("<I", at)))
-                damaged[at : at + len(piece)] = piece
-            elif kind == 2:
-                del damaged[at : at + dice.randint(1, 9)]
-            else:
-                damaged[at:at] = dice.randbytes(dice.randint(1, 9))
-            if len(damaged) < 200:
-                break
-        # Most of it shall get past the check of the size.
-        damaged[64:72] = struct.pack("<Q", len(damaged) + (dice.randrange(20) == 0))
-        take(reseal(bytes(damaged)))
+        take(damaged(data, dice, times=8))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,7 +8,6 @@ bytes not counted; ROOM is what an empty store takes, most of it the state of on
 from __future__ import annotations
 
 import random
-import struct
 import tracemalloc
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ from relay.acomm.check import check
 from relay.acomm.container import open_frame
 from relay.acomm.sections import split
 from relay.base.errors import FormatError
-from tests.acomm.support import golden, message, reseal
+from tests.acomm.support import damaged, golden, message
 
 pytestmark = pytest.mark.shows("engine 8.12")
 
@@ -81,27 +80,8 @@ def test_a_damaged_file_takes_no_more_than_a_whole_one(name: str, seed: int) -> 
     dice = random.Random(seed)
     refused = 0
     for _ in range(25):
-        damaged = damage(data, dice)
-        refused += peak_and_verdict(damaged, most)
+        refused += peak_and_verdict(damaged(data, dice, times=3), most)
     assert refused > 5
-
-
-def damage(data: bytes, dice: random.Random) -> bytes:
-    """A few bytes of it overwritten, cut out or put in, most of them as if they were sizes."""
-    damaged = bytearray(data)
-    for _ in range(dice.randint(1, 3)):
-        at = dice.randrange(72, len(damaged) - 40)
-        kind = dice.randrange(3)
-        if kind == 0:
-            sizes = (b"\xff" * 4, b"\xff" * 8, struct.pack("<I", len(data)), b"\0\0\0\x10")
-            piece = dice.choice(sizes)
-            damaged[at : at + len(piece)] = piece
-        elif kind == 1:
-            del damaged[at : at + dice.randint(1, 9)]
-        else:
-            damaged[at:at] = dice.randbytes(dice.randint(1, 9))
-    damaged[64:72] = struct.pack("<Q", len(damaged))
-    return reseal(bytes(damaged))
 
 
 def peak_and_verdict(data: bytes, most: int) -> bool:

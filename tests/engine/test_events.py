@@ -429,6 +429,7 @@ changed = msgspec.structs.replace
         (StoreFile(0, 0, (GROUP,), (TEXT, TEXT)), "message 1 once"),
         (StoreFile(0, 0, (GROUP,), (TEXT,), dead_letters=(TEXT,)), "message 1 once"),
         (StoreFile(0, 0, (GROUP,), archive=(TEXT, TEXT)), "message 1 once"),
+        (StoreFile(0, 0, (GROUP,), (TEXT,), archive=(TEXT,)), "message 1 once"),
         (StoreFile(0, 0, (), (TEXT,)), "a channel for message 1"),
         (StoreFile(0, 0, (), archive=(TEXT,)), "a channel for message 1"),
         (StoreFile(0, 0, (PUBSUB,), (), (INTEREST, INTEREST)), "subscription 1 once"),

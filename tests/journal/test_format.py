@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import IntFlag
 from pathlib import Path
 from struct import Struct
@@ -46,7 +45,7 @@ from relay.journal.manifest_format import (
     decode_manifest_record,
 )
 from relay.journal.manifest_reader import FIRST_MANIFEST_RECORD, decode_chunk, salvage_chunk
-from tests.documents import read_page, tables
+from tests.documents import CODES, fields_of, plain, read_page, tables
 from tests.journal.manifest_support import (
     FIXTURES,
     STREAM_1,
@@ -290,13 +289,6 @@ def test_a_value_outside_its_field_is_named(at: int, value: int, expected: str) 
 
 
 DOCS = read_page("formats/aof2.md")
-CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
-SIZES = {"B": 1, "H": 2, "I": 4, "Q": 8}
-
-
-def plain(struct: Struct) -> str:
-    """Its format with every number written out: ``<QIQQQQQ`` for ``<QIQQQ2Q``."""
-    return re.sub(r"(\d+)([BHIQ])", lambda m: m[2] * int(m[1]), struct.format)
 
 
 @pytest.mark.shows("journal 1.1")
@@ -319,17 +311,8 @@ def plain(struct: Struct) -> str:
 def test_a_table_is_its_struct(
     heading: str, struct: Struct, fields: tuple[str, ...] | None
 ) -> None:
-    *rows, total = tables(DOCS, heading)[0]
-    offset, packed = 0, "<"
-    for at, size, kind, name, _ in rows:
-        assert int(at) == offset and name
-        code = CODES.get(kind, f"{size}s")
-        assert SIZES.get(code, int(size)) == int(size)
-        packed += code
-        offset += int(size)
-    assert fields is None or [row[3] for row in rows] == list(fields)
-    assert packed == plain(struct)
-    assert (int(total[0]), total[4]) == (struct.size, "total")
+    named = fields_of(DOCS, heading, struct)
+    assert fields is None or named == list(fields)
 
 
 def test_an_entry_has_the_fields_of_its_value() -> None:

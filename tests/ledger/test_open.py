@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from msgspec.structs import asdict
 
 from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
 from relay.ledger import schema as schema_module
@@ -16,7 +15,7 @@ from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
 from tests.box import open_descriptors
-from tests.ledger.support import Look, facts, record
+from tests.ledger.support import Look, record
 
 pytestmark = pytest.mark.shows("ready 1.2")
 
@@ -39,11 +38,6 @@ def test_a_status_outside_the_five_is_refused(ledger: Ledger) -> None:
     ):
         with pytest.raises(LedgerError, match="CHECK"):
             ledger._db.execute(sql)
-
-
-def test_the_version_stands_in_the_schema_and_in_the_file(ledger: Ledger) -> None:
-    assert ledger._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    assert f"PRAGMA user_version = {SCHEMA_VERSION};" in schema_sql()
 
 
 def test_there_is_one_schema_and_the_package_has_it() -> None:
@@ -243,15 +237,6 @@ def test_a_path_may_have_any_character(tmp_path: Path, name: str) -> None:
     assert reader.execute("SELECT count(*) FROM messages").fetchone()[0] == 1
     reader.close()
     opened.close()
-
-
-def test_an_insert_is_in_the_order_of_the_facts(ledger: Ledger, ledger_path: str) -> None:
-    record(ledger, 7)
-    reader = open_readonly(ledger_path)
-    row = reader.execute("SELECT * FROM messages").fetchone()
-    assert {name: row[name] for name in asdict(facts(7))} == asdict(facts(7))
-    assert (row["direction"], row["status"], row["retry_count"]) == ("outbox", "pending", 0)
-    reader.close()
 
 
 def test_a_ledger_on_a_read_only_disk_is_read(
