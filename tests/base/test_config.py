@@ -18,7 +18,6 @@ from relay.base.config import (
     decode,
 )
 from relay.base.errors import EXIT_USAGE, ConfigError
-from relay.base.message import DEFAULT_MAX_BODY_BYTES
 from relay.delivery.retry import pause_after
 
 SECTIONS: dict[str, Settings] = {
@@ -71,13 +70,6 @@ def test_a_former_setting_is_ignored_unless_it_was_changed() -> None:
 def test_what_the_file_leaves_out_has_its_default() -> None:
     assert decode(b"{}") == Config()
     assert decode(b'{"limits": {"batch_files": 7}}') == Config(limits=LimitSettings(batch_files=7))
-
-
-def test_the_defaults_are_the_source_documents() -> None:
-    default = Config()
-    assert default.detection.scan_interval_s == 30
-    assert default.limits.max_body_bytes == DEFAULT_MAX_BODY_BYTES
-    assert (default.store.checkpoint_messages, default.store.checkpoint_ms) == (25_000, 60_000)
 
 
 @pytest.mark.parametrize("section", ["", *SECTIONS])

@@ -15,22 +15,11 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import ForeignOwner, HardLink, UnsafePath
-from tests.box import open_descriptors
 from tests.procs import no_room_above
 
 pytestmark = pytest.mark.shows("engine 8.7")
 
 UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[int]:
-    """A descriptor of tmp_path; the test may not leave another one open."""
-    before = len(open_descriptors())
-    fd = fsio.open_dir(str(tmp_path))
-    yield fd
-    os.close(fd)
-    assert len(open_descriptors()) == before
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.base.errors import EXIT_USAGE, MessageError
+from relay.base.errors import MessageError
 from relay.base.message import (
     ANSWERS,
     CONTROL_CHARACTER,
@@ -81,22 +81,16 @@ def test_the_delivered_file_byte_by_byte() -> None:
     assert render(MessageFile("bob", Kind.MESSAGE, {}, b"hi")) == b"TO: bob\n\nhi"
 
 
-@given(
-    to=st.text(max_size=12),
-    headers=st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=3),
-    attachment=st.text(max_size=12),
-    body=BODIES,
-)
-@example(to="bob\nFROM: boss", headers={}, attachment="", body=b"x")
-@example(to="bob", headers={"X": "1\nFROM: boss"}, attachment="", body=b"x")
-@example(to="bob", headers={"X": "1\rFROM: boss"}, attachment="", body=b"x")
-@example(to="bob", headers={"X": "1\u2028FROM: boss"}, attachment="", body=b"x")
-@example(to="bob", headers={"FROM: boss\nX": "1"}, attachment="", body=b"x")
-@example(to="bob", headers={"FROM: boss": "1"}, attachment="", body=b"x")
-@example(to="bob", headers={"from": "boss"}, attachment="", body=b"x")
-@example(to="bob", headers={"X": "1\n\n"}, attachment="", body=b"x")
-@example(to="bob", headers={}, attachment="x\nFROM: boss", body=b"x")
-@example(to="bob", headers={"X": "\ud800"}, attachment="", body=b"x")
+# What some reader takes for the end of a line, what ends a header, what begins one of the relay's.
+BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0", "\n\n"]
+PIECES = st.sampled_from([*BREAKS, *RELAY_HEADERS, "FROM: boss", ": ", "X", " ", "\t", "\ud800"])
+ANY_TEXT = st.lists(PIECES, max_size=5).map("".join) | st.text(max_size=12)
+
+
+@settings(max_examples=400)
+@given(ANY_TEXT, st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3), ANY_TEXT, BODIES)
+@example("bob", {"FROM: boss": "1"}, "", b"x")
+@example("bob", {"from": "boss"}, "", b"x")
 def test_no_value_can_stand_as_a_header_of_its_own(
     to: str, headers: dict[str, str], attachment: str, body: bytes
 ) -> None:
@@ -177,21 +171,11 @@ def test_a_changed_file_breaks_nothing(data: bytes, changes: list[tuple[int, int
 
 
 OK = json.loads((FIXTURES / "ok" / "expected.json").read_text())
-BAD = json.loads((FIXTURES / "bad" / "expected.json").read_text())
-
-
-def read(kind: str, name: str) -> bytes:
-    return (FIXTURES / kind / f"{name}.msg").read_bytes()
-
-
-def test_every_file_is_expected() -> None:
-    assert {path.stem for path in (FIXTURES / "ok").glob("*.msg")} == OK.keys()
-    assert {path.stem for path in (FIXTURES / "bad").glob("*.msg")} == BAD.keys()
 
 
 @pytest.mark.parametrize("name", OK)
 def test_a_good_file_says_what_is_expected_and_so_it_does_written_again(name: str) -> None:
-    message = parse(read("ok", name), file=f"{name}.msg")
+    message = parse((FIXTURES / "ok" / f"{name}.msg").read_bytes())
     assert {
         "to": message.to,
         "kind": str(message.kind),
@@ -200,19 +184,6 @@ def test_a_good_file_says_what_is_expected_and_so_it_does_written_again(name: st
     } == OK[name]
     assert message.attachments == ()
     assert parse(render(message)) == parse_delivered(render(message)) == message
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_refused_in_one_line_that_names_it_and_the_fault(name: str) -> None:
-    file = f"{name}.msg"
-    with pytest.raises(MessageError) as caught:
-        parse(read("bad", name), file=file)
-    text = str(caught.value)
-    assert text.startswith(f"{file}")
-    assert BAD[name] in text
-    assert "\n" not in text and len(text) < 400
-    assert caught.value.file == file
-    assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_without_a_file_name_the_rule_alone_is_said() -> None:

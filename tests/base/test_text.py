@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from relay.base import errors
 from relay.base.clock import NS_PER_S, iso_date, iso_time
-from relay.base.errors import EXIT_CODES, FormatError, MessageError, RelayError, ValidationFailed
+from relay.base.errors import EXIT_CODES, MessageError, RelayError
 from relay.base.text import did_you_mean, json_line, json_visible, visible
-from relay.cli.common import print_table
 
 values = st.recursive(
     st.none() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
@@ -111,11 +110,6 @@ def test_M18_json_has_the_escapes_that_json_has() -> None:
     assert json_visible('["\u2066"]') == '["\\u2066"]'
 
 
-def test_M18_no_cell_of_a_table_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("A", "B"), [("x\x1b[2J", None)])
-    assert capsys.readouterr().out == "A         B\nx\\x1b[2J  -\n"
-
-
 @pytest.mark.parametrize(
     ("word", "known", "said"),
     [
@@ -179,14 +173,3 @@ def test_a_message_error_says_where() -> None:
     assert all(str(error) == text and error.rule == "given twice" for text, error in said.items())
     error = MessageError("given twice", file="a.msg", line=3, header="X")
     assert str(error) == "a.msg, line 3, header X: given twice"
-
-
-def test_the_facts_are_attributes() -> None:
-    fault = FormatError("s.acomm", 4096, "crc 3c4d", "1a2b")
-    assert str(fault) == "s.acomm at 4096: expected crc 3c4d, found 1a2b"
-    assert (fault.path, fault.offset, fault.expected, fault.found) == (
-        *("s.acomm", 4096, "crc 3c4d", "1a2b"),
-    )
-    refused = ValidationFailed("content", "the message is empty", 0)
-    assert str(refused) == "content: the message is empty"
-    assert (refused.field, refused.value_length) == ("content", 0)
