@@ -76,6 +76,18 @@ def lasts(effects: Sequence[Effect]) -> list[int]:
     return sorted({one: number for number, one in enumerate(effects, 1)}.values())
 
 
+@contextlib.contextmanager
+def killed_in(owner: object, function: str) -> Iterator[None]:
+    """Leave the block where it calls this function of a class, a module or an object."""
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(owner, function, kill)
+        yield
+
+
 class Axe:
     """Falls before the n-th effect; records all of them until then."""
 

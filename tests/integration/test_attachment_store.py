@@ -15,9 +15,10 @@ import pytest
 from agent_sdk import Agent
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
+from relay.delivery import validate
 from relay.ledger import attachments
 from tests.box import Box
-from tests.kills import Killed
+from tests.kills import killed_in
 from tests.procs import until
 
 DAY_NS = 86_400 * NS_PER_S
@@ -161,20 +162,13 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
     assert "the stored file has the SHA-256" in refused(box)
 
 
-def test_killed_before_it_is_set_aside_it_is_found_again(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(dirs: object, reference: str) -> None:
-        raise Killed
-
+def test_killed_before_it_is_set_aside_it_is_found_again(box: Box) -> None:
     wanted = hashlib.sha256(b"a file").hexdigest()
     path = put(box, b"another file", wanted)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("relay.delivery.validate.set_aside", die)
+    with killed_in(validate, "set_aside"):
         send(box, wanted)
-    box.kill()
     assert path.exists()
-    box.open()
+    box.restart()
     box.tick()
     assert len(box.nacks("alice")) == 1
     send(box, wanted, agent="carol")

@@ -153,32 +153,6 @@ def test_on_a_full_disk_it_is_cancelled_at_once_and_answered_later(box: Box) -> 
     assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
 
 
-def test_the_reason_outlives_the_ledger(box: Box) -> None:
-    one = box.send("alice", ORDER)
-    box.command("alice", "message.cancel", f"ID: {one}")
-    box.kill()
-    for path in box.root.glob("ledger.db*"):
-        path.unlink()
-    box.open()
-    assert box.states(one)["bob"] == "expired" and reason(box, one) == "cancelled by alice"
-
-
-def test_the_reason_of_a_bounce_outlives_the_ledger(make_box: MakeBox) -> None:
-    box = make_box("alice", "bob", "carol", "operator")
-    box.join("team", "alice", "bob", "carol")
-    box.command("operator", "agent.retire", "NAME: carol", "REASON: done here")
-    one = box.send("alice", "TO: #team\n\nlunch at noon")
-    before = reason(box, one, "carol")
-    assert before is not None and "done here" in before
-    assert f"carol did not get {one}.msg" in box.nacks("alice")[0]
-    box.kill()
-    for path in box.root.glob("ledger.db*"):
-        path.unlink()
-    box.open()
-    assert box.states(one) == {"bob": "written", "carol": "bounced"}
-    assert reason(box, one, "carol") == before
-
-
 def test_one_whose_mailbox_vanished_is_cancelled_and_was_not_read(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
     with failing("create"):

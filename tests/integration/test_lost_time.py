@@ -11,7 +11,7 @@ from relay.base.home import LEDGER
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
 from tests.integration.test_owed import COMMAND, HALF_AN_HOUR, duty, of_kind, told
-from tests.kills import Killed
+from tests.kills import killed_in
 
 pytestmark = [pytest.mark.box("alice", "bob"), pytest.mark.shows("engine 7.2")]
 
@@ -128,14 +128,10 @@ def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) ->
 
 
 def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_start(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+    box: Box,
 ) -> None:
-    def killed(_: object) -> None:
-        raise Killed
-
     sent = box.drop("alice", COMMAND)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(EventLog, "end_turn", killed)
+    with killed_in(EventLog, "end_turn"):
         box.tick()
     assert box.states(sent) == {"bob": "written"}  # in the ledger
     is_down(box, THREE_DAYS)

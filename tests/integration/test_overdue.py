@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 
 import pytest
 
 from relay.base.clock import iso_time
-from relay.base.home import LEDGER
 from tests.box import Box
 from tests.disk import failing
 from tests.procs import relay
@@ -57,13 +55,6 @@ def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) 
     assert box.sql(query, message_id) == [(ended_ns,)]
     shown = relay("history", "--type", "Acknowledgment", "--json", home=box.root).stdout
     assert json.loads(shown)["at"] == iso_time(ended_ns)[:19] + "Z"
-
-    # Told again to a ledger that is made anew, it bears the same time.
-    box.kill()
-    box.clock.advance(3600)
-    os.remove(box.home.path(LEDGER))
-    box.open()
-    assert box.sql(query, message_id) == [(ended_ns,)]
 
 
 def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:

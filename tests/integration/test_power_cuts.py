@@ -19,8 +19,8 @@ from relay.acomm.model import DeliveryState
 from relay.base import fsio
 from relay.base.config import Config, StoreSettings
 from relay.delivery.record import LedgerWriter
-from tests.box import Box, MakeBox
-from tests.kills import Killed
+from tests.box import Box
+from tests.kills import killed_in
 
 pytestmark = pytest.mark.shows("journal 5.3", "ready 1.4")
 
@@ -55,6 +55,7 @@ def undo_rename(box: Box, to: str, source: str, message_id: str) -> None:
 
 
 INBOX = "agents/bob/inbox"
+AT_ONCE = StoreSettings(roll_after_s=60, roll_messages=1)
 
 
 def cut_unsynced(box: Box) -> None:
@@ -117,17 +118,11 @@ def test_a_read_between_two_attempts_that_the_journal_lost_is_a_read(box: Box) -
 
 
 def test_a_read_that_the_journal_lost_of_what_was_delivered_behind_another_cut_is_a_read(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+    box: Box,
 ) -> None:
     """The first attempt was lost before the ledger had it; its file was sent again."""
-
-    def cut(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerWriter, "write", cut)
-        with pytest.raises(Killed):
-            box.send("alice", "TO: bob\n\nhi", "1000000001-01.msg")
+    with killed_in(LedgerWriter, "write"):
+        box.send("alice", "TO: bob\n\nhi", "1000000001-01.msg")
     box.kill()
     for path in box.path("archive").glob("*/alice/*.msg"):
         os.rename(path, box.path("agents/alice/outbox", path.name))
@@ -300,18 +295,12 @@ def test_what_lost_its_content_and_is_not_delivered_again_leaves_nothing(box: Bo
 
 
 def test_the_row_of_an_accepted_message_is_that_of_the_journal_whatever_is_in_the_outbox(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+    box: Box,
 ) -> None:
     """The line KIND is not in the file that recovery writes: it says what is so without it."""
     text = "TO: bob\nKIND: message\n\nhi"
-
-    def cut(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerWriter, "write", cut)
-        with pytest.raises(Killed):
-            box.send("alice", text, "1000000001-01.msg")
+    with killed_in(LedgerWriter, "write"):
+        box.send("alice", text, "1000000001-01.msg")
     box.kill()
     for path in box.path("archive").glob("*/alice/*.msg"):  # the rename is undone
         os.rename(path, box.path("agents/alice/outbox", path.name))
@@ -358,9 +347,8 @@ def test_a_file_that_has_its_old_name_as_well_is_sent(box: Box) -> None:
     assert not pending.exists() and box.outbox("alice") == []
 
 
-def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(make_box: MakeBox) -> None:
-    store = StoreSettings(roll_after_s=60, roll_messages=1)
-    box = make_box("alice", "bob", config=Config(store=store))
+@pytest.mark.box("alice", "bob", config=Config(store=AT_ONCE))
+def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(box: Box) -> None:
     sent = send(box, "TO: bob\n\nhi")
     for _ in range(3):
         box.after(70, turns=8)
@@ -369,28 +357,18 @@ def test_what_rolled_unread_and_was_read_later_is_not_in_the_inbox_again(make_bo
     box.take("bob", sent)
     box.after(0.1)
     assert box.states(sent) == {"bob": "read"}
-    position = box.ledger.position()
     box.kill()
     undo_rename(box, f"{INBOX}/.read", INBOX, sent)
-    assert position
     next_boot(box)
     assert list(inbox(box, "bob", sent)) == [".read"] and box.states(sent) == {"bob": "read"}
 
 
-def test_what_is_removed_before_the_record_does_not_come_again(
-    make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.box("alice", "bob", seconds=1)
+def test_what_is_removed_before_the_record_does_not_come_again(box: Box) -> None:
     """No power cut: SIGKILL, and bob removes his files before the relay is back."""
-    box = make_box("alice", "bob", seconds=1)
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerWriter, "record", killed)
-        sent = box.drop("alice", "TO: bob\n\nhi")
-        with pytest.raises(Killed):
-            box.tick()
+    sent = box.drop("alice", "TO: bob\n\nhi")
+    with killed_in(LedgerWriter, "record"):
+        box.tick()
     box.kill()
     path = box.path(INBOX, f"{sent}.msg")
     now = box.clock.now_ns()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.base import fsio
 from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings
 from relay.daemon import prune
@@ -24,8 +22,9 @@ from relay.daemon.prune import Pruned
 from relay.daemon.session import Executors
 from relay.ledger.ledger import Ledger
 from tests.box import Box, MakeBox
-from tests.disk import Killed, killed_before
+from tests.disk import failing, killed_before
 from tests.fakes import IdleExecutor
+from tests.kills import killed_in
 from tests.procs import PATIENCE_S, Relay, home_of, relay, rows_of
 
 BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
@@ -330,16 +329,11 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     assert len(said) == 3
 
 
-def test_a_slice_that_fails_removes_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_fails_removes_nothing(box: Box) -> None:
     archived(box, "a")
     box.clock.advance(400 * DAY_S)
     before = box.sql("SELECT * FROM audit_log")
-
-    def fail(*_: Any) -> None:
-        raise Killed
-
-    monkeypatch.setattr(box.ledger.agents, "add_security_event", fail)
-    with pytest.raises(Killed):
+    with killed_in(box.ledger.agents, "add_security_event"):
         prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), box.clock.now_ns())
     assert box.sql("SELECT * FROM audit_log") == before
     assert not box.sql("SELECT 1 FROM orchestrator_state WHERE key = 'audit_kept_from'")
@@ -387,15 +381,8 @@ def test_m34_a_run_that_fails_is_answered_with_a_nack(
 
 
 @pytest.mark.box("alice", "bob", config=ONCE)
-def test_m34_the_answer_waits_until_the_disk_has_room(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(operation: str, name: str) -> None:
-        if operation == "create":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+def test_m34_the_answer_waits_until_the_disk_has_room(box: Box) -> None:
+    with failing("create"):
         box.command("operator", "archive.pack")
         box.tick(3)
         assert not box.acks("operator")

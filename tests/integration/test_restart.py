@@ -13,37 +13,30 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.base.logs import make_log
 from relay.daemon import recovery
 from relay.ledger.ledger import Ledger
 from tests.box import Box
+from tests.disk import hooked
+from tests.kills import killed_in
 from tests.procs import environment, home_of
 
 pytestmark = pytest.mark.shows("journal 5.10", "ready 1.4")
 
 
 @pytest.mark.box("alice", "bob")
-def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_power_cut_a_start_that_was_cut_short_is_made_good(box: Box) -> None:
     lost = box.send("alice", "TO: bob\n\nlost")
     box.kill()
     box.path("agents", "bob", "inbox", f"{lost}.msg").unlink()
     box.boot = "boot-2"
-
-    def crash(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     for where, step in (
         (recovery.Restorer, "write"),
         (recovery, "_restore_originals"),
         (Ledger, "open_rows"),
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, step, crash)
-            with pytest.raises(KeyboardInterrupt):
-                box.open()
+        with killed_in(where, step):
+            box.open()
         box.events.close()
         box.ledger.close()
     box.open()
@@ -85,9 +78,7 @@ def test_a_held_message_that_the_store_has_lost_stops_nobody(box: Box) -> None:
     assert box.states(held) == {"bob": "written"}
 
 
-def test_what_was_answered_stays_so_when_its_inbox_fails(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_answered_stays_so_when_its_inbox_fails(box: Box) -> None:
     asked = box.drop("alice", "TO: bob\nKIND: command\n\ndo it")
     box.drop("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
 
@@ -95,8 +86,7 @@ def test_what_was_answered_stays_so_when_its_inbox_fails(
         if operation == "rename" and name == f"{asked}.msg" and "agents" not in name:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fsio, "fault", full)
+    with hooked(full):
         box.tick()
     box.after(60)
     stored = box.store.messages.find_by_relay_id(asked)

@@ -15,8 +15,9 @@ from relay.base.config import Config, SecuritySettings
 from relay.base.crypto import key_id, public_key, sign
 from relay.base.errors import KeyFileError
 from relay.base.home import STORE
+from relay.delivery.record import LedgerWriter
 from tests.box import Box, MakeBox
-from tests.kills import Killed
+from tests.kills import killed_in
 from tests.procs import relay, rows_of, until
 
 pytestmark = pytest.mark.shows("engine 8.13")
@@ -134,20 +135,11 @@ def test_another_key_is_ignored_and_said_once_until_it_is_confirmed(box: Box) ->
     assert detail == [(f"operator says: the key {other} is registered for alice",)]
 
 
-def test_killed_before_the_ledger_noted_a_confirmed_key(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from relay.delivery.record import LedgerWriter
-
+def test_killed_before_the_ledger_noted_a_confirmed_key(box: Box) -> None:
     name_key(box, "alice", ALICE)
     signed(box, ALICE)
     other = public_key(MALLORY).hex()
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(LedgerWriter, "record", die)
+    with killed_in(LedgerWriter, "record"):
         box.command("operator", "agent.key", "NAME: alice", f"KEY: {other}")
     box.kill()
     assert box.sql("SELECT public_key FROM agents WHERE name = 'alice'") != [(other,)]
