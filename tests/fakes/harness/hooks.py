@@ -1,12 +1,13 @@
 """Hooks as the agent CLIs run them: from settings files, in parallel, each with its time-out.
 
-What a hook prints is checked against ``schemas/{vendor}.json``, written from the vendors' published
+What a hook prints is checked against ``outputs.json``, written from the vendors' published
 tables. A hook whose output does not fit is an error here, and its output has no effect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -243,19 +244,26 @@ def _understood(vendor: str, event: str, ran: Ran) -> Ran:
     return ran._replace(output=output)
 
 
-_validators: dict[tuple[str, str], Any] = {}
+@functools.cache
+def _validator(vendor: str, event: str) -> Any:
+    """Of the output of an event; None: the vendor has no such event."""
+    from jsonschema import Draft202012Validator
+
+    outputs = json.loads((Path(__file__).parent / "outputs.json").read_text())
+    parts = outputs["events"][vendor].get(event)
+    if parts is None:
+        return None
+    schema = {"allOf": [{"$ref": f"#/$defs/{one}"} for one in parts], "$defs": outputs["$defs"]}
+    return Draft202012Validator(schema | {"type": "object", "unevaluatedProperties": False})
 
 
-def schema_problem(vendor: str, event: str, output: object) -> str:
+def schema_problem(vendor: str, event: str, output: dict[str, Any]) -> str:
     """Why a hook may not print this; empty if it may."""
-    if (vendor, event) not in _validators:
-        from jsonschema import Draft202012Validator
-
-        path = Path(__file__).parent / "schemas" / f"{vendor}.json"
-        schemas = json.loads(path.read_text())["$defs"]
-        if event not in schemas:
-            return f"{vendor} has no event {event}"
-        _validators[vendor, event] = Draft202012Validator(schemas[event])
-    for error in _validators[vendor, event].iter_errors(output):
+    validator = _validator(vendor, event)
+    if validator is None:
+        return f"{vendor} has no event {event}"
+    for error in validator.iter_errors(output):
         return f"{'.'.join(map(str, error.absolute_path)) or 'output'}: {error.message}"
+    if "hookSpecificOutput" in output and output["hookSpecificOutput"]["hookEventName"] != event:
+        return f"hookSpecificOutput: it is not of {event}"
     return ""
