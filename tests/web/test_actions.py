@@ -10,9 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from relay.web import actions
-from relay.web.actions import ACTIONS
 from tests.box import Box
-from tests.web.conftest import MakeClient
 from tests.web.test_pages import text_of
 
 
@@ -195,27 +193,6 @@ def test_what_cannot_be_done_sends_nothing(
     assert answer.status_code == status and why in text_of(answer.text)
     assert outbox(box) == []
     assert "bbo" not in box.home.agent_names()
-
-
-def test_no_form_is_taken_from_elsewhere(box: Box, make_client: MakeClient) -> None:
-    """Each action by each way in which a request is not the operator's."""
-    asked = box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?")
-    wrong: list[tuple[dict[str, str | None], int]] = [
-        ({"host": "127.0.0.1:8378"}, 421),
-        ({"host": "localhost:8377"}, 421),
-        ({"origin": None}, 403),
-        ({"origin": "http://127.0.0.1:8378"}, 403),
-        ({"sec_fetch_site": "same-site"}, 403),
-        ({"authorization": None}, 401),
-        ({"authorization": "Bearer wrong"}, 401),
-    ]
-    for path in ACTIONS:
-        path = path.replace("{name}", asked if path.startswith("/m/") else "bob")
-        for headers, status in wrong:
-            answer = make_client(**headers).post(path, data={"body": "x", "how": "reply"})
-            assert answer.status_code == status, (path, headers)
-        assert make_client().get(path).status_code == 405
-    assert outbox(box) == []
 
 
 def test_what_was_said_of_an_action_is_shown_once_asked_for_by_its_token(

@@ -7,6 +7,7 @@ import base64
 import pytest
 from starlette.testclient import TestClient
 
+from relay.web.actions import ACTIONS
 from relay.web.app import json_path
 from relay.web.door import HEADERS, MOST_FORM, MOST_TARGET, OPEN_PATHS, SIGN_IN
 from relay.web.pages import PAGES
@@ -16,7 +17,8 @@ from tests.web.conftest import HOST, ORIGIN, SECRET, MakeClient
 ID = "1700000000000000001-00000001"
 NAMES = {"/m/{name}": ID, "/t/{name}": "release-42", "/agents/{name}": "bob"}
 PATHS = [page.path.replace("{name}", NAMES.get(page.path, "")) for page in PAGES]
-ROUTES = [*PATHS, *map(json_path, PATHS), "/events", SIGN_IN]
+FORMS = [path.replace("{name}", ID if path.startswith("/m/") else "bob") for path in ACTIONS]
+ROUTES = [*PATHS, *map(json_path, PATHS), *FORMS, "/events", SIGN_IN]
 WRONG_HOSTS = [
     "127.0.0.1",  # without the port
     "127.0.0.1:8378",  # of another server

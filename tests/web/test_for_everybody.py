@@ -1,15 +1,14 @@
-"""The page for people who hear it, see little contrast, or answer a question at the same time."""
+"""The page for people who hear it, or see little contrast."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from agent_sdk import Agent
 from tests.integration.conftest import home, running
-from tests.procs import Relay, inbox_of, relay, until
+from tests.procs import relay
 from tests.web.test_browser import (
     PAGES,
     Page,
@@ -17,11 +16,8 @@ from tests.web.test_browser import (
     chromium,
     open_page,
     page,
-    sees,
     send,
     served,
-    serving,
-    wait_for,
 )
 
 __all__ = ["chromium", "home", "page", "running", "served"]
@@ -88,36 +84,3 @@ def test_what_is_operated_has_a_name_and_what_is_read_has_contrast(
         if found := page.tells(FAULTS):
             faults[path] = found
     assert faults == {}
-
-
-def test_of_two_pages_that_answer_the_first_counts(
-    page: Page, running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both show the question; the other one says who answered, and no longer asks."""
-    monkeypatch.delenv("RELAY_NO_WAIT")
-    with Agent("alice", home) as alice:
-        options = {"OPTIONS": "yes, no"}
-        asked = alice.send("operator", "Deploy?", kind="query", headers=options)
-    until(lambda: inbox_of(home, "operator"))
-    driver, first = page.driver, page.driver.current_window_handle
-    with serving(home) as one, serving(home) as two:
-        open_page(page, one.address(f"/m/{asked}"))
-        driver.switch_to.new_window("tab")
-        second = driver.current_window_handle
-        open_page(page, two.address("/"))
-        wait_for(page, "Deploy?")
-        driver.switch_to.window(first)
-        driver.find_element(By.CSS_SELECTOR, 'button[value="no"]').click()
-        until(lambda: inbox_of(home, "alice"))
-        late = relay("approve", asked, home=home)  # the command line is the third
-        assert late.returncode == 6, late
-        assert "was answered by operator at " in late.stderr
-        driver.switch_to.window(second)
-        until(lambda: not sees(page, "Deploy?"))
-        open_page(page, two.address(f"/m/{asked}"))
-        wait_for(page, "completed by operator: no")
-        assert driver.find_elements(By.CSS_SELECTOR, 'button[value="yes"]') == []
-        driver.close()
-        driver.switch_to.window(first)
-    (received,) = inbox_of(home, "alice")
-    assert received.read_text().endswith("\n\nno")
