@@ -7,6 +7,7 @@ import os
 import pytest
 
 from relay.base.process_info import PROC, START_FIELD
+from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, WORKING, Session, load_session, remove_session, save_session
 from tests.box import Box
 
@@ -31,7 +32,8 @@ def is_now(box: Box, state: str, *owes: str, agent: str = "bob") -> None:
     assert session is not None
     session.state, session.state_at = state, box.clock.now_ns()
     save_session(str(box.root), session)
-    box.dispatcher.idle.on_state(agent, state, owes, session.key, session.state_at)
+    line = {"what": STATE, "state": state, "owes": owes, "session": session.key}
+    write_report(str(box.root), agent, [line | {"at": session.state_at}])
     box.tick()
 
 
@@ -72,7 +74,7 @@ def test_what_was_answered_meanwhile_is_not_told(box: Box) -> None:
     asked = is_read(box)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\ncompleted")
     before = told(box)
-    is_now(box, IDLE, asked, "1700000000000000000-ab", "no id")
+    is_now(box, IDLE, asked, "1700000000000000000-ab")
     assert told(box) == before
 
 
