@@ -12,8 +12,8 @@ import traceback
 from relay.reach import hook
 
 
-def run_hook(words: list[str], killed_at: str, given: bytes) -> tuple[int, bytes, bytes]:
-    """A hook in a fork; it is killed at that step."""
+def run_hook(words: list[str], at: str, command: str, given: bytes) -> tuple[int, bytes, bytes]:
+    """A hook in a fork; at that step a shell runs the command."""
     files = [tempfile.TemporaryFile() for _ in range(3)]
     files[0].write(given)
     files[0].seek(0)
@@ -22,7 +22,7 @@ def run_hook(words: list[str], killed_at: str, given: bytes) -> tuple[int, bytes
         try:
             for number, file in enumerate(files):
                 os.dup2(file.fileno(), number)
-            hook.step = lambda name: name == killed_at and os.kill(os.getpid(), 9)
+            hook.step = lambda name: name == at and os.system(command)
             os._exit(hook.main(words))
         except BaseException:
             traceback.print_exc()

@@ -17,6 +17,8 @@ from tests import forks
 
 RELAY = [sys.executable, "-m", "relay"]
 LOOP = "tests.reach.agent_loop"
+KILL = "kill -9 $PPID"
+GEMINIS = ("BeforeAgent", "AfterAgent")  # its events that may be refused
 
 
 class Cli:
@@ -52,19 +54,20 @@ class Cli:
         code, out, err = json.loads(self._answers.readline())
         return code, out, err
 
-    def hook(self, event: str, killed_at: str = "", **facts: Any) -> str:
-        """Run a hook; the text that it brings into the context, or with which it refuses."""
+    def hook(self, event: str, at: str = "", does: str = KILL, **facts: Any) -> str:
+        """Run a hook; the text that it brings into the context, or with which it refuses.
+
+        At the step ``at`` a command of a shell is run, or the hook is killed.
+        """
         facts = {"session_id": self.session_id, "hook_event_name": event} | facts
         if self.transcript.exists():
             facts.setdefault("transcript_path", str(self.transcript))
         words = [self.vendor, event, *self.options]
-        self.ask(words=words, killed_at=killed_at, stdin=json.dumps(facts))
+        self.ask(words=words, at=at, command=does, stdin=json.dumps(facts))
         code, out, err = self.answer()
-        assert err == ""
-        if killed_at:
-            assert code == -9
+        assert (code, err) == (-9 if at and does == KILL else 0, "")
+        if code:
             return ""
-        assert code == 0
         text = text_of(out, event)
         if text:
             self.texts.append(text)
@@ -82,11 +85,11 @@ class Cli:
         """SessionStart."""
         return self.hook("SessionStart", source=source, cwd=str(self.root.parent), **facts)
 
-    def tool(self, killed_at: str = "", **facts: Any) -> str:
+    def tool(self) -> str:
         """One tool call that is a step of its own."""
         self.answers()
         event = "AfterTool" if self.vendor == "gemini" else "PostToolUse"
-        text = self.hook(event, killed_at, tool_name="Bash", **facts)
+        text = self.hook(event, tool_name="Bash")
         return text + (self.hook("PostToolBatch") if self.vendor == "claude" else "")
 
     def stop(self, **facts: Any) -> str:
@@ -131,6 +134,7 @@ def text_of(out: str, event: str) -> str:
     printed = json.loads(out)
     assert len(out) < 11_000
     if "decision" in printed:
+        assert printed["decision"] == ("deny" if event in GEMINIS else "block")
         assert printed.keys() == {"decision", "reason"} and printed["reason"]
         return str(printed["reason"])
     (context,) = printed.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -255,17 +254,6 @@ def test_it_takes_15_mib_at_most(bob: Cli, tmp_path: Path) -> None:
     status = Path(f"/proc/{process.pid}/status").read_text()
     (peak,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     assert peak <= 15 * 1024, f"{peak} KiB"
-
-
-def test_a_bell_that_was_stopped_for_a_while_rings_then(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
-    process = bob.bell()
-    os.kill(process.pid, signal.SIGSTOP)
-    ids = [bob.drop() for _ in range(3)]
-    bob.take(ids[0])
-    os.kill(process.pid, signal.SIGCONT)
-    until(lambda: inbox.texts)
-    assert inbox.texts == ["agent-relay: 2 messages wait; `relay inbox --take`"]
 
 
 @pytest.mark.damages

@@ -82,7 +82,7 @@ def test_many_sessions_that_begin_at_once_have_different_names(
     facts = {"hook_event_name": "SessionStart", "source": "startup"}
     for cli in found:  # all are asked before any has answered
         stdin = json.dumps(facts | {"session_id": cli.session_id})
-        cli.ask(words=["claude", "SessionStart", *cli.options], killed_at="", stdin=stdin)
+        cli.ask(words=["claude", "SessionStart", *cli.options], at="", command="", stdin=stdin)
     assert [cli.answer()[0] for cli in found] == [0] * 8
     assert len({cli.name for cli in found}) == 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -172,44 +173,38 @@ def test_a_damaged_file_is_begun_again(tree: Path, root: Path, start_cli: Start)
     assert "alice wrote" in writes(bob, tree / damaged[:4])
 
 
-def test_killed_between_the_message_and_the_note_it_is_told_again(
-    tree: Path, root: Path, start_cli: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Told twice, and not never."""
-    alice, _ = two(start_cli)
-    writes(alice, tree / "a.py")
-    bob = load_session(str(root), "claude", "s-b")
-    assert bob is not None
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    given: dict[str, object] = {"tool_input": {"file_path": str(tree / "a.py")}}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkout, "_write", killed)
-        checkout.wrote(str(root), bob, given)
-    assert "alice wrote" in checkout.wrote(str(root), bob, given)
-    assert [to for to, _ in sent(root, "bob")] == ["alice", "operator"] * 2
-    assert checkout.wrote(str(root), bob, given) == ""
-
-
-def test_what_cannot_be_told_now_is_told_with_the_next_write(
-    tree: Path, root: Path, start_cli: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "error", "told"),
+    [
+        ("_write", KeyboardInterrupt(), 2),  # killed before it is noted: told twice, and not never
+        ("_tell", OSError(28, "No space left on device"), 1),
+    ],
+)
+def test_what_was_not_told_and_noted_is_told_with_the_next_write(
+    tree: Path,
+    root: Path,
+    start_cli: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: BaseException,
+    told: int,
 ) -> None:
     alice, _ = two(start_cli)
     writes(alice, tree / "a.py")
     bob = load_session(str(root), "claude", "s-b")
     assert bob is not None
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fails(*_: object) -> None:
+        raise error
 
     given: dict[str, object] = {"tool_input": {"file_path": str(tree / "a.py")}}
-    with monkeypatch.context() as patch:
-        patch.setattr(checkout, "_tell", full)
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(checkout, step, fails)
         assert checkout.wrote(str(root), bob, given) == ""
-    assert "alice was not told of" in (root / "logs/hooks.log").read_text()
+        assert "alice was not told of" in (root / "logs/hooks.log").read_text()
     assert "alice wrote" in checkout.wrote(str(root), bob, given)
+    assert [to for to, _ in sent(root, "bob")] == ["alice", "operator"] * told
+    assert checkout.wrote(str(root), bob, given) == ""
 
 
 # -- a command over all of it -------------------------------------------------------------------

@@ -106,20 +106,13 @@ def test_a_transcript_that_does_not_show_it_is_believed_once(root: Path, claude:
     ]
 
 
-def test_words_about_a_message_are_not_the_message(root: Path, claude: Cli) -> None:
-    put(root, "bob", HELLO, ID)
-    claude.hook("PostToolUse")
-    claude.says(f"$ relay inbox\n{ID} alice")
-    claude.hook("PostToolUse")
-    assert not is_read(root)
-
-
 @pytest.mark.parametrize(
     "body",
     [
         f"Message {ID} from alice (message):\n| hello",
         f"as she wrote: Message {ID} from alice",
         f'"Message {ID} from alice"',
+        f"$ relay inbox\n{ID} alice",
         f"\\nMessage {ID} from alice",
         f"\\\\nMessage {ID} from alice\\",
     ],
@@ -224,26 +217,6 @@ def test_a_line_of_many_megabytes_hides_nothing(root: Path, claude: Cli) -> None
     claude.says("x" * ((1 << 20) - 60) + "\n" + text + "y" * (3 << 20))
     claude.hook("PostToolUse")
     assert is_read(root)
-
-
-@pytest.mark.parametrize("step", ["saved", "print", "printed", "reported"])
-def test_killed_at_each_step_nothing_is_lost_or_shown_twice_as_new(
-    root: Path, claude: Cli, step: str
-) -> None:
-    ids = [f"170000000000000000{number}-aa" for number in range(6)]
-    for number, one in enumerate(ids):
-        put(root, "bob", HELLO, one)
-        claude.answers()
-        if number % 2:
-            claude.hook("PostToolUse", killed_at=step)
-        claude.tool()
-    claude.tool()
-    claude.tool()
-    seen = "\n".join(claude.texts)
-    for one in ids:
-        assert seen.count(f"Message {one} from alice (message)") <= 1
-        assert f"Message {one} from" in seen
-    assert not list((root / "agents/bob/inbox").glob("*.msg"))
 
 
 def test_the_clock_set_back_changes_nothing(root: Path, claude: Cli) -> None:

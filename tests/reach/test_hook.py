@@ -68,19 +68,6 @@ def test_each_event_that_takes_context_shows_what_waits(
     assert cli.session.state == ("idle" if event == "SessionStart" else "working")
 
 
-def test_the_form_is_the_vendors(root: Path, start_cli: Callable[..., Cli]) -> None:
-    put(root, "bob", HELLO, ID)
-    stdin = json.dumps({"session_id": "s-1"})
-    printed = {}
-    for vendor, event in (("claude", "Stop"), ("codex", "Stop"), ("gemini", "AfterAgent")):
-        cli = start_cli("s-1", vendor, AGENT_RELAY_NAME="bob")
-        code, out, err = cli.run([*RELAY, "hook", vendor, event, *cli.options], stdin)
-        assert (code, err) == (0, "")
-        printed[vendor] = json.loads(out)["decision"]
-        cli.die()
-    assert printed == {"claude": "block", "codex": "block", "gemini": "deny"}
-
-
 def test_the_events_that_take_none_show_nothing(root: Path, claude: Cli) -> None:
     put(root, "bob", HELLO, ID)
     for event in ("PreToolUse", "PermissionRequest", "Notification", "SessionEnd", "PreCompact"):
@@ -149,6 +136,17 @@ def test_at_a_stop_the_turn_goes_on_with_what_has_come(root: Path, claude: Cli) 
     ]
 
 
+def test_what_comes_as_the_turn_ends_is_found_by_a_second_look(root: Path, claude: Cli) -> None:
+    """The session was noted as idle before it: who sends later finds it so, and its bell rings."""
+    claude.prompt()
+    file, noted = root / f"agents/bob/inbox/{ID}.msg", root / "noted.json"
+    (root / "sent").write_text(HELLO)
+    does = f"cp {root}/sessions/claude-s-1.json {noted}; mv {root}/sent {file}"
+    assert f"Message {ID} from alice" in claude.hook("Stop", at="idle", does=does)
+    assert json.loads(noted.read_text())["state"] == "idle"
+    assert claude.session.state == "working"
+
+
 def test_no_more_stops_are_refused_than_the_vendor_obeys(root: Path, claude: Cli) -> None:
     refused = 0
     for number in range(10):
@@ -159,32 +157,26 @@ def test_no_more_stops_are_refused_than_the_vendor_obeys(root: Path, claude: Cli
     assert "Message 1700000000000000009-aa" in claude.prompt()
 
 
-def test_a_doorbell_is_swallowed_if_nothing_waits_any_more(root: Path, claude: Cli) -> None:
-    assert claude.prompt(ring_text(2)) == "agent-relay: no message waits any more"
-    assert claude.session.state == "idle"
-    assert claude.prompt(f"{ring_text(2)} and then") == ""
-    put(root, "bob", HELLO, ID)
-    assert f"Message {ID}" in claude.prompt(ring_text(1))
-
-
 def envelope(text: str) -> str:
     """A text from another session, as Claude Code hands it to the hooks of a prompt."""
     return f'<cross-session-message from="relay" id="1">\n{text}\n</cross-session-message>'
 
 
-def test_a_late_doorbell_in_its_envelope_begins_no_turn(root: Path, claude: Cli) -> None:
-    assert claude.prompt(envelope(ring_text(2))) == "agent-relay: no message waits any more"
-    assert claude.session.state == "idle"
-    two = f"{envelope(ring_text(1))}\n{envelope(ring_text(2))}"
-    assert claude.prompt(two) == "agent-relay: no message waits any more"
-    assert claude.session.state == "idle"
-    assert claude.prompt(f"{envelope(ring_text(1))}\n{envelope('hello')}") == ""
-    assert claude.prompt(envelope(f"{ring_text(2)} and then")) == ""
-    assert claude.session.state == "working"
+def test_a_late_doorbell_begins_no_turn(root: Path, claude: Cli) -> None:
+    """Typed as it is, or in the envelope of another session."""
+    one, two = envelope(ring_text(1)), envelope(ring_text(2))
+    for late in (ring_text(2), two, f"{one}\n{two}"):
+        assert claude.prompt(late) == "agent-relay: no message waits any more"
+        assert claude.session.state == "idle"
+    for other in (f"{ring_text(2)} and then", f"{one}\n{envelope('hello')}"):
+        assert claude.prompt(other) == claude.prompt(envelope(other)) == ""
+        assert claude.session.state == "working"
     put(root, "bob", HELLO, ID)
-    assert f"Message {ID}" in claude.prompt(envelope(ring_text(1)))
+    assert f"Message {ID}" in claude.prompt(one)
     claude.tool()
     assert told(reports(root, "bob"))[0] == ("offered", "a text of another session", 1, ID)
+    put(root, "bob", HELLO, second := "1700000000000000002-aa")
+    assert f"Message {second}" in claude.prompt(ring_text(1))
 
 
 def test_a_text_of_another_session_is_no_prompt_of_the_person(
@@ -226,6 +218,8 @@ def test_states(claude: Cli) -> None:
         ("Notification", {"notification_type": "idle_prompt"}),
         ("Notification", {"notification_type": "elicitation_dialog"}),
         ("Stop", {}),
+        ("Notification", {"notification_type": "ToolPermission"}),  # Gemini's
+        ("Stop", {}),
         ("StopFailure", {"error": "rate_limit"}),
         ("Notification", {"notification_type": "idle_prompt"}),
         ("UserPromptSubmit", {}),
@@ -238,7 +232,7 @@ def test_states(claude: Cli) -> None:
     assert (
         seen
         == "idle working blocked working blocked blocked working idle working idle "
-        "blocked idle failing failing working failing working ended".split()
+        "blocked idle blocked idle failing failing working failing working ended".split()
     )
 
 
@@ -256,14 +250,6 @@ def test_the_error_that_ended_a_turn_is_kept_and_no_offer_counts_as_seen(
     assert cli.session.error == "x" * 60
     cli.hook("StopFailure", error=7)
     assert cli.session.error == "unknown error"
-
-
-def test_gemini_waits_for_a_permission(start_cli: Callable[..., Cli]) -> None:
-    cli = start_cli("s-1", "gemini")
-    cli.hook("Notification", notification_type="ToolPermission")
-    assert cli.session.state == "blocked"
-    cli.tool()
-    assert cli.session.state == "working"
 
 
 # -- bad input and faults -----------------------------------------------------------------------
@@ -367,19 +353,30 @@ def test_on_a_full_disk_nothing_is_shown_and_nothing_is_left(root: Path, claude:
     assert f"Message {ID} from alice (message, 12:03:04Z):" in claude.tool()  # as new
 
 
-@pytest.mark.parametrize("step", ["print", "printed", "reported"])
-def test_a_hook_that_is_killed_has_shown_nothing(root: Path, claude: Cli, step: str) -> None:
+STOPPED = "the process that was to show it was stopped"
+
+
+@pytest.mark.parametrize(
+    ("step", "calls", "why"),
+    [
+        *((one, 1, STOPPED) for one in ("print", "printed", "reported")),
+        ("saved", 2, "the transcript does not show it"),
+    ],
+)
+def test_a_hook_that_is_killed_has_shown_nothing(
+    root: Path, claude: Cli, step: str, calls: int, why: str
+) -> None:
     put(root, "bob", HELLO, ID)
-    claude.hook("PostToolUse", killed_at=step)
-    text = claude.tool()
-    expected = (
+    claude.hook("PostToolUse", at=step)
+    *before, text = (claude.tool() for _ in range(calls))
+    assert not any(before)
+    assert text.startswith(
         f"Message {ID} from alice (message, 12:03:04Z, shown before, perhaps not seen: offer 2)"
     )
-    assert text.startswith(expected)
     claude.tool()
     assert told(reports(root, "bob"))[-3:] == [
-        ("returned", "the process that was to show it was stopped", ID),
-        ("offered", "tool call 2", 2, ID),
+        ("returned", why, ID),
+        ("offered", f"tool call {calls + 1}", 2, ID),
         ("in_context", "transcript", "line 2", ID),
     ]
 

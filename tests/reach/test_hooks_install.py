@@ -123,7 +123,9 @@ def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) 
         theirs(project, text)
     (project / "notes").write_text("mine")
     before = {one: one.is_file() and one.read_text() for one in project.rglob("*")}
-    relay("install", "--mcp")
+    relay("install", "--mcp", "--approvals", "60s")
+    asked = json.loads((project / ".claude/settings.local.json").read_text())["hooks"]
+    assert [len(one["hooks"]) for one in asked["PermissionRequest"]] == [2]
     assert relay("remove").exit_code == 0
     assert {one: one.is_file() and one.read_text() for one in project.rglob("*")} == before
 

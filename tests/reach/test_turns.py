@@ -50,23 +50,6 @@ def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, ve
 
 
 @pytest.mark.slow
-def test_a_turn_that_an_error_ended(root: Path) -> None:
-    """A message that it was shown is in its context with the next turn, once."""
-    with Harness("claude", install(root, "claude")) as cli:
-        cli.start()
-        put(root, "bob", "FROM: alice\nTO: bob\n\nhello", one := "1700000000000000000-aa")
-        cli.prompt("go", {"fail": "rate_limit"})
-        session = live_session(str(root), "bob")
-        assert session is not None
-        assert (session.state, session.error) == ("failing", "rate limit")
-        cli.prompt("again", {"run": "true"})
-        session = live_session(str(root), "bob")
-        assert session is not None and session.state == IDLE and not session.offered
-        assert len(cli.saw(f"Message {one} from alice")) == 1
-        assert cli.errors() == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["fail", "interrupt"])
 def test_what_agy_forgets_with_a_call_of_its_model_is_shown_again(root: Path, end: str) -> None:
     with Harness("agy", install(root, "agy")) as cli:

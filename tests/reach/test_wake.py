@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent_sdk import Agent
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.cli import cli as group
@@ -243,33 +242,13 @@ def test_the_status_has_rungs_and_rings(bob: Cli, tmp_path: Path) -> None:
     shown = relay(bob, "wake", "status", "bob").stdout
     assert "  claude-inbox   applies\n" in shown
     assert masked(shown)[-1].endswith("ago      claude-inbox   1 message, rang: posted")
-
-
-@pytest.mark.slow
-def test_rings_are_in_the_ledger_and_in_traces(bob: Cli, tmp_path: Path) -> None:
-    """A bell that was killed and its file are not needed to know of them."""
-    bob.inbox(tmp_path / "inbox.sock", status="held")
-    bob.wake('{"argv": ["true"]}')
-    bob.bell()
-    with Agent("operator", bob.root) as sender:
-        message = sender.send("bob", "hello")
-    until(lambda: bob.memory and len(bob.memory.rings) == 2)
-    bob.bells[0].kill()
-    bob.bells[0].wait()
+    # A bell that was killed, and its file, are not needed to know of them.
+    process.kill()
+    process.wait()
     until(lambda: not list((bob.root / "agents" / "bob" / "outbox").glob("*.report")))
     (bob.root / "sessions" / "claude-bob-1.json.bell").unlink()
-
-    def rings() -> list[dict[str, Any]]:
-        found: dict[str, Any] = json.loads(relay(bob, "wake", "status", "bob", "--json").stdout)
-        return [{**one, "at": 0} for one in found["rings"]]
-
-    until(lambda: len(rings()) == 2)
-    assert rings() == [
-        {"at": 0, "rung": "command", "messages": 1, "result": "rang: exit 0"},
-        {"at": 0, "rung": "claude-inbox", "messages": 1, "result": "failed: held"},
-    ]
-    trace = relay(bob, "trace", message).stdout
-    assert "claude-inbox" in trace and "failed: held" in trace and "rang: exit 0" in trace
+    last = "claude-inbox   1 message, rang: posted"
+    until(lambda: masked(relay(bob, "wake", "status", "bob").stdout)[-1].endswith(last))
 
 
 def test_an_agent_that_does_not_exist_and_a_relay_that_does_not_run(tmp_path: Path) -> None:
