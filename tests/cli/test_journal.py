@@ -199,39 +199,6 @@ def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
     assert all(row["failed"] is None for row in lines(run(home, "status", "--json")))
 
 
-def test_a_segment_is_restored_by_hand(home: Path, tmp_path: Path) -> None:
-    before = records(home)
-    folder = home / "journal" / f"{1:020d}"
-    tier2 = tmp_path / "tier2"
-    tier2.mkdir()
-    configure(home, objects=str(tier2))
-    assert run(home, "move", "--to", 2, "--copy").stdout.count("uploaded") == 3
-    warm = folder / "warm" / f"{1:020d}.seg.zst"
-    backup, whole = warm.read_bytes(), Path(segment_path(str(folder), 1)).read_bytes()
-    # Both local copies and the object are damaged: the backup goes to warm/.
-    (object_,) = tier2.rglob(warm.name)
-    for path in (Path(segment_path(str(folder), 1)), warm, object_):
-        path.write_bytes(path.read_bytes()[:100])
-    result = run(home, "move", "--to", 0, 1)
-    assert result.stdout == "" and "segment 1: " in result.stderr
-    warm.write_bytes(backup)
-    assert run(home, "move", "--to", 0, 1).stdout == "hydrated segment 1\n"
-    assert Path(segment_path(str(folder), 1)).read_bytes() == whole
-    # In Tier 2 alone, and the object is gone: it is put back under its key.
-    object_.write_bytes(backup)
-    assert run(home, "move", "--to", 2, 0, 1).stdout.count("evicted") == 4
-    object_.unlink()
-    result = run(home, "move", "--to", 0, 1)
-    assert "put the object back" in result.stderr
-    object_.write_bytes(backup)
-    assert run(home, "move", "--to", 0).stdout == "hydrated segment 0\nhydrated segment 1\n"
-    assert records(home) == before
-    # A copy of the segment file itself.
-    Path(segment_path(str(folder), 1)).unlink()
-    Path(segment_path(str(folder), 1)).write_bytes(whole)
-    assert records(home) == before
-
-
 def test_prune_asks_what_to_keep(home: Path) -> None:
     result = run(home, "prune")
     assert result.exit_code == 2 and "--keep-age or --keep-bytes" in result.stderr
