@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import duckdb
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import cluster
+from relay.audit.extract import extract
 from relay.audit.snapshot import snapshot_home
+from relay.base.clock import Clock
 from relay.base.errors import RelayError
 from scripts.cluster.__main__ import killing, run
 from scripts.cluster.compare import compare, tables
@@ -25,6 +28,17 @@ from scripts.history.faults import chosen
 from scripts.history.make import Given
 from tests.audit.class_archive import java_options
 from tests.audit.second_engine import in_utc, says
+
+COUNTS = "SELECT home, agent_name, count(*) FROM {} GROUP BY ALL ORDER BY ALL"
+QUERY = f"""
+import sys
+from relay.audit import tables
+from relay.audit.session import spark_session
+spark = spark_session(sys.argv[1])
+tables(spark, sys.argv[2])
+for row in spark.sql({COUNTS.format("ledger_messages")!r}).collect():
+    print(*row)
+"""
 
 
 @pytest.mark.shows("audit 4.1")
@@ -40,6 +54,11 @@ def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
         pids = [worker.process.pid for worker in made.workers]
         with killing(made):
             run(home, out, made.url, now_ns, "duplicates")
+        lake = tmp_path / "shared"
+        for name in ("web1", "web2", "web3"):  # as many homes, of which each has the same messages
+            extract(str(home), str(lake), Clock(), name=name)
+        asked = [sys.executable, "-c", QUERY, made.url, str(lake)]
+        counted = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     said = says("duplicates", snapshot_home(str(home), str(tmp_path), StandingClock(now_ns)))
     rows = pq.read_table(out / "duplicates").to_pylist()
@@ -49,6 +68,10 @@ def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
         (row["check"], row["message_id"]) for row in said.findings
     )
     assert len(found) >= 2
+    files = f"read_parquet('{lake}/ledger_messages/*/*.parquet', hive_partitioning => true)"
+    every = duckdb.sql(COUNTS.format(files)).fetchall()
+    assert counted == [f"{name} {agent} {count}" for name, agent, count in every]
+    assert len({name for name, *_ in every}) == 3
 
 
 def write(folder: Path, **columns: list[int]) -> None:
