@@ -14,20 +14,20 @@ import re
 import signal
 import subprocess
 import threading
-import time
-import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 SETTINGS = {
     "claude": (".claude/settings.json", ".claude/settings.local.json"),
-    "codex": (".codex/hooks.json", ".codex/config.toml"),
+    "codex": (".codex/hooks.json",),
     "gemini": (".gemini/settings.json",),
     "agy": (".gemini/config/hooks.json", ".agents/hooks.json"),
 }
-# seconds; Codex gives no value of its own for single events
-TIMEOUTS = {"claude": 600.0, "codex": 600.0, "gemini": 60.0, "agy": 60.0}
-SHORT = {("claude", "UserPromptSubmit"): 30.0}
 UNIT = {"claude": 1.0, "codex": 1.0, "gemini": 0.001, "agy": 1.0}  # of `timeout`, in seconds
 # the fact of an event that its matcher is compared with
 MATCHED = {
@@ -37,14 +37,13 @@ MATCHED = {
     "BeforeTool": "tool_name",
     "AfterTool": "tool_name",
 }
-TEXT_IS_CONTEXT = ("SessionStart", "UserPromptSubmit")  # of Claude and Codex
 BLOCKED = 2  # exit status
 
 
 class Hook(NamedTuple):
     """One entry of a settings file."""
 
-    command: str | list[str]
+    command: str
     timeout_s: float
     is_async: bool = False
 
@@ -56,9 +55,8 @@ class Ran(NamedTuple):
     code: int | None  # None: it was ended because its time was over
     out: str
     err: str
-    took_s: float
     error: str = ""  # why its output has no effect
-    output: dict[str, Any] = {}  # noqa: RUF012  what it printed as JSON, or its text as context
+    output: dict[str, Any] = {}  # noqa: RUF012  what it printed
 
     @property
     def context(self) -> str:
@@ -83,8 +81,7 @@ def read_settings(vendor: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     events: dict[str, list[dict[str, Any]]] = {}
     for path in (folder / name for name in SETTINGS[vendor]):
         if path.exists():
-            parse = tomllib.loads if path.suffix == ".toml" else json.loads
-            found = parse(path.read_text())
+            found = json.loads(path.read_text())
             if vendor == "agy":
                 found = {"hooks": _of_sets(found)}
             for event, groups in found.get("hooks", {}).items():
@@ -115,19 +112,22 @@ def matching(
         for entry in group["hooks"]:
             if entry.get("type", "command") != "command":
                 continue
-            command = entry["command"]
-            if "args" in entry:
-                command = [command, *entry["args"]]
-            seconds = SHORT.get((vendor, event), TIMEOUTS[vendor])
-            if "timeout" in entry:
-                seconds = entry["timeout"] * UNIT[vendor]
+            command, seconds = entry["command"], entry["timeout"] * UNIT[vendor]
             is_async = vendor == "claude" and bool(entry.get("asyncRewake"))
-            found.setdefault(str(command), Hook(command, seconds, is_async))
+            found.setdefault(command, Hook(command, seconds, is_async))
     return list(found.values())
 
 
 def _matches(matcher: str | None, value: str) -> bool:
     return matcher in (None, "", "*") or re.fullmatch(str(matcher), value) is not None
+
+
+def in_parallel(work: Callable[[T], R], given: list[T]) -> list[R]:
+    """Each in a thread of its own; one alone, as most are, in this one."""
+    if len(given) == 1:
+        return [work(given[0])]
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(work, given))
 
 
 class Runner:
@@ -142,49 +142,26 @@ class Runner:
     def run(self, hooks: list[Hook], event: str, facts: dict[str, Any]) -> list[Ran]:
         """Run hooks of an event in parallel; those of the background go on behind it."""
         stdin = json.dumps(facts).encode()
-        results: list[Ran | None] = []
-        threads = []
         for hook in hooks:
             if hook.is_async:
                 one = threading.Thread(target=self._run, args=(hook, event, stdin), daemon=True)
                 self.background = [t for t in self.background if t.is_alive()] + [one]
                 one.start()
-                continue
-            results.append(None)
-            threads.append(
-                threading.Thread(
-                    target=self._into, args=(results, len(results) - 1, hook, event, stdin)
-                )
-            )
-        if len(threads) == 1:  # most events: no thread is needed
-            threads[0].run()
-        else:
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-        return [one for one in results if one is not None]
-
-    def _into(
-        self, results: list[Ran | None], at: int, hook: Hook, event: str, stdin: bytes
-    ) -> None:
-        results[at] = self._run(hook, event, stdin)
+        return in_parallel(
+            lambda hook: self._run(hook, event, stdin), [one for one in hooks if not one.is_async]
+        )
 
     def _run(self, hook: Hook, event: str, stdin: bytes) -> Ran:
-        began = time.monotonic()
-        try:
-            process = subprocess.Popen(
-                hook.command,
-                shell=isinstance(hook.command, str),
-                cwd=self.cwd,
-                env=self.env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as exc:
-            return self._ended(Ran(hook, 127, "", "", 0.0, str(exc)))
+        process = subprocess.Popen(
+            hook.command,
+            shell=True,
+            cwd=self.cwd,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         self._processes.add(process)
         code: int | None = None
         try:
@@ -195,12 +172,8 @@ class Runner:
             out, err = process.communicate()
         finally:
             self._processes.discard(process)
-        took = time.monotonic() - began
-        ran = Ran(hook, code, out.decode(errors="replace"), err.decode(errors="replace"), took)
-        return self._ended(_understood(self.vendor, event, ran))
-
-    def _ended(self, ran: Ran) -> Ran:
-        self.ran.append(ran)
+        ran = Ran(hook, code, out.decode(errors="replace"), err.decode(errors="replace"))
+        self.ran.append(ran := _understood(self.vendor, event, ran))
         return ran
 
     def close(self) -> None:
@@ -228,13 +201,6 @@ def _understood(vendor: str, event: str, ran: Ran) -> Ran:
     text = ran.out.strip()
     if not text:
         return ran._replace(error="expected JSON, got nothing") if vendor == "agy" else ran
-    if not text.startswith("{"):
-        if vendor in ("gemini", "agy") or (vendor == "codex" and event == "Stop"):
-            return ran._replace(error="expected JSON, got text")
-        if event not in TEXT_IS_CONTEXT:
-            return ran
-        output = {"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}}
-        return ran._replace(output=output)
     try:
         output = json.loads(text)
     except ValueError as exc:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tests.fakes.harness.hooks import Ran, Runner, matching, read_settings
+from tests.fakes.harness.hooks import Ran, Runner, in_parallel, matching, read_settings
 
 Step = dict[str, Any]
 MOST_BLOCKS = 8  # stops in a row that Claude Code lets hooks refuse
@@ -215,14 +214,7 @@ class Harness:
         calls = [(one["run"], f"toolu_{uuid.uuid4().hex[:24]}") for one in steps]
         for call in calls:
             self._write(self._call_of(*call))
-        work = [threading.Thread(target=self._tool, args=call) for call in calls]
-        if len(work) == 1:
-            work[0].run()
-        else:
-            for one in work:
-                one.start()
-            for one in work:
-                one.join()
+        in_parallel(lambda call: self._tool(*call), calls)
         self.fire("PostToolBatch", tool_calls=[{"tool_use_id": number} for _, number in calls])
         self._call_model()
 
