@@ -1,4 +1,4 @@
-"""The page for people who hear it, or see little contrast."""
+"""Each page: in narrow and wide windows, light and dark, and for people who hear it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from agent_sdk import Agent
 from tests.integration.conftest import home, running
 from tests.procs import relay
 from tests.web.test_browser import (
-    PAGES,
     Page,
     Served,
     chromium,
@@ -22,6 +21,19 @@ from tests.web.test_browser import (
 
 __all__ = ["chromium", "home", "page", "running", "served"]
 pytestmark = pytest.mark.slow
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e " + "w" * 300
+PAGES = (
+    "/",
+    "/search",
+    "/agents",
+    "/agents/bob",
+    "/threads",
+    "/t/release-42",
+    "/failed",
+    "/health",
+    "/audits",
+)
 
 # The rules of WCAG 2 that a program can decide: names of what is operated, language, title,
 # headings in order, no id twice, and 4.5 to 1 between a text and what is behind it.
@@ -68,19 +80,29 @@ FAULTS = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_what_is_operated_has_a_name_and_what_is_read_has_contrast(
+def test_each_page_fits_each_window_and_is_for_everybody(
     page: Page, served: Served, home: Path, dark: bool
 ) -> None:
     with Agent("alice", home) as alice:
         options = {"OPTIONS": "yes, no, later"}
         asked = alice.send("operator", "Deploy?", kind="query", headers=options)
-    sent = send(home, "bob", "test", "--as", "alice", "--thread", "release-42", "--kind", "command")
-    send(home, "nobody", "lost")
+    sent = send(home, "bob", EVIL, "--as", "alice", "--thread", "release-42", "--kind", "command")
+    send(home, "nobody", EVIL)
     relay("nack", "--as", "bob", sent, "no such branch", home=home)
-    page.look_at(900, dark=dark)
-    faults = {}
-    for path in (*PAGES, f"/m/{sent}", f"/m/{asked}", "/search?q=is:failed"):
-        open_page(page, served.address(path))
-        if found := page.tells(FAULTS):
-            faults[path] = found
+    page.requested(), page.complaints()
+    papers, faults = set(), {}
+    for width in (360, 1400):
+        page.look_at(width, dark=dark)
+        for path in (*PAGES, f"/m/{sent}", f"/m/{asked}", "/search?q=is:failed"):
+            open_page(page, served.address(path))
+            assert page.tells("document.documentElement.scrollWidth") <= width, (path, width)
+            assert page.tells("document.scripts.length") == 1
+            papers.add(page.tells("getComputedStyle(document.body).backgroundColor"))
+            if found := page.tells(FAULTS):
+                faults[path, width] = found
     assert faults == {}
+    assert papers == {"rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)"}
+    requested = {url.partition("#")[0] for url in page.requested()}
+    assert all(one.startswith(f"{served.origin}/") for one in requested if one != "about:blank")
+    assert not [url for url in requested if served.key in url]
+    assert {"401" in one for one in page.complaints()} == {True}  # before the key was known
