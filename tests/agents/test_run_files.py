@@ -39,15 +39,6 @@ def make_rotator(home: Home, clock: FakeClock, logged: list[str]) -> LogRotator:
     return LogRotator(home, MOST, 2, InlineExecutor(), clock, note)
 
 
-def test_nothing_is_left_out_of_a_log_a_little_too_long(home: Home, log: Path) -> None:
-    data = os.urandom(MOST + 1000)
-    log.write_bytes(data)
-    rotate(home, "w", MOST, 2)
-    assert (log.parent / "w.log.1").read_bytes() == data
-    assert log.stat().st_size == 0
-    assert not (log.parent / "w.log.part").exists()
-
-
 def test_who_writes_faster_than_it_is_copied_does_not_hold_it_up(
     home: Home, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,12 +38,18 @@ class Asked:
         self.admin = Admin(self.status, lambda text, **_: self.log.append(text))
 
     def ask(
-        self, path: str, *, method: str = "GET", port: int = 0, host: str = ""
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        address: str = "127.0.0.1",
+        port: int = 0,
+        host: str = "",
     ) -> tuple[int, str, str]:
         """(status, type, body)."""
         connection: http.client.HTTPConnection
         if port:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+            connection = http.client.HTTPConnection(address, port, timeout=PATIENCE_S)
         else:
             connection = status_client._UnixConnection(str(self.root / SOCKET), PATIENCE_S)
         connection.request(method, path, headers={"Host": host} if host else {})
@@ -134,33 +140,32 @@ def test_another_method_is_405_and_one_line(served: Asked, method: str) -> None:
     assert served.ask("/status", method=method)[::2] == (405, "405 GET alone\n")
 
 
-@pytest.mark.parametrize(
-    "line", [b"hello\r\n\r\n", b"GET /status HTTP/9.9\r\n\r\n", b"\xff\r\n\r\n"]
-)
-def test_what_is_no_request_gets_a_line_and_stops_nobody(served: Asked, line: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(PATIENCE_S)
-        client.connect(str(served.root / SOCKET))
-        client.sendall(line)
-        said = client.makefile("rb").read()
-    assert said and b"Traceback" not in said and b"<html" not in said.lower()
-    assert served.ask("/healthz")[0] == 200
-
-
-def test_a_line_without_end_is_refused(served: Asked) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(PATIENCE_S)
-        client.connect(str(served.root / SOCKET))
-        client.sendall(b"GET /" + b"x" * 70_000 + b" HTTP/1.0\r\n\r\n")
-        assert b"414" in client.makefile("rb").readline()
-
-
-def connected(asked: Asked) -> socket.socket:
+def connected(asked: Asked, begins: bytes = b"GET /healthz HTTP/1.0\r\n") -> socket.socket:
+    """A connection to the socket, with the first bytes of a request."""
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(PATIENCE_S)
     client.connect(str(asked.root / SOCKET))
-    client.sendall(b"GET /healthz HTTP/1.0\r\n")
+    client.sendall(begins)
     return client
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"hello\r\n\r\n", b""),
+        (b"GET /status HTTP/9.9\r\n\r\n", b""),
+        (b"\xff\r\n\r\n", b""),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.0\r\n\r\n", b"414"),
+    ],
+)
+def test_what_is_no_request_gets_a_line_and_stops_nobody(
+    served: Asked, line: bytes, said: bytes
+) -> None:
+    with connected(served, line) as client:
+        answer = client.makefile("rb").readline()
+    assert answer and said in answer
+    assert b"Traceback" not in answer and b"<html" not in answer.lower()
+    assert served.ask("/healthz")[0] == 200
 
 
 def is_cut_off(client: socket.socket) -> bool:
@@ -270,10 +275,7 @@ def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
             pytest.skip("this machine has no IPv6")
         asked.serve()
         asked.admin.begin(f"[::1]:{port}")
-        connection = http.client.HTTPConnection("::1", port, timeout=PATIENCE_S)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().read() == b"healthy\n"
-        connection.close()
+        assert asked.ask("/healthz", address="::1", port=port)[2] == "healthy\n"
 
 
 def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(
@@ -290,18 +292,11 @@ def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(
         ("evil.example", 403),
         ("[::2]", 403),
     ):
-        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=PATIENCE_S)
-        connection.request("GET", "/status", headers={"Host": host})
-        answer = connection.getresponse()
-        assert (answer.status, host) == (code, host)
+        status, _, said = asked.ask("/status", address="127.0.0.2", port=port, host=host)
+        assert (status, host) == (code, host)
         if code == 403:
-            assert answer.read() == (
-                b"403 ask by one of localhost, 127.0.0.1, [::1], or admin.listen\n"
-            )
-        connection.close()
-    with socket.create_connection(
-        ("127.0.0.2", port), timeout=PATIENCE_S
-    ) as bare:  # it names no host
+            assert said == "403 ask by one of localhost, 127.0.0.1, [::1], or admin.listen\n"
+    with socket.create_connection(("127.0.0.2", port), timeout=PATIENCE_S) as bare:
         bare.sendall(b"GET /status HTTP/1.0\r\n\r\n")  # it names no host
         assert bare.recv(100).startswith(b"HTTP/1.0 403 ")
 

@@ -6,14 +6,16 @@ at its files. It must neither give them up nor tell bob so: whoever looks next d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from tests import procs
 from tests.faults.tracing import Tracing
-from tests.procs import PATIENCE_S, Relay, until
+from tests.procs import PATIENCE_S, Relay, inbox_of, until
 
 NAMES = [f"100000000{number}-0{number}.msg" for number in range(1, 4)]
 # the names that are opened relative to a directory, or the directory whose files are asked for
@@ -35,15 +37,13 @@ def drop(home: Path, agent: str, *names: str, text: str = "hi") -> None:
 
 
 def statuses(home: Path) -> list[str]:
-    with sqlite3.connect(home / "ledger.db") as db:
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:
         found = db.execute("SELECT status FROM messages WHERE agent_name = 'bob' ORDER BY id")
-        rows = [row[0] for row in found]
-    db.close()
-    return rows
+        return [row[0] for row in found]
 
 
 def inbox(home: Path, agent: str) -> list[str]:
-    return sorted(path.name for path in (home / "agents" / agent / "inbox").glob("*.msg"))
+    return [path.name for path in inbox_of(home, agent)]
 
 
 def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
@@ -100,10 +100,8 @@ def test_D1_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
     home = relay.home
     sick = Tracing(tmp_path, ["bob"], "openat:error=EIO")
     relay.start(*sick.command)
-    outbox = home / "agents/alice/outbox"
-    (outbox / ".pending" / NAMES[0]).write_text("TO: bob\n\nhi")
-    os.rename(outbox / ".pending" / NAMES[0], outbox / NAMES[0])
-    until(lambda: not (outbox / NAMES[0]).exists(), "it is accepted")
+    sent = procs.drop(home, "alice", "TO: bob\n\nhi", NAMES[0])
+    until(lambda: not (home / f"agents/alice/outbox/{sent}.msg").exists(), "it is accepted")
     relay.kill()
     assert sick.injected() and inbox(home, "alice") == []  # no word that there is no such agent
 

@@ -20,50 +20,30 @@ def claude(role: str, content: Any) -> dict[str, Any]:
     return {"type": role, "timestamp": AT, "message": {"role": role, "content": content}}
 
 
-def codex(**payload: Any) -> dict[str, Any]:
+def says(kind: str, **fields: Any) -> dict[str, Any]:
+    """A line of Claude Code with one part of what the model says."""
+    return claude("assistant", [{"type": kind, **fields}])
+
+
+def codex(kind: str, **fields: Any) -> dict[str, Any]:
+    payload = {"type": kind, **fields}
     return {"type": "response_item", "timestamp": AT, "payload": payload}
 
 
+FAILED = [{"type": "tool_result", "is_error": True, "content": [{"text": "exit code 2"}]}]
+HI = [{"type": "output_text", "text": "hi"}]
+LS = '{"command": ["ls", "-la"]}'
 LINES = [
     (claude("user", "fix the\n  build"), "prompt", "fix the build"),
-    (claude("assistant", [{"type": "text", "text": "I look."}]), "says", "I look."),
-    (
-        claude(
-            "assistant", [{"type": "tool_use", "name": "Bash", "input": {"command": "make all"}}]
-        ),
-        "tool",
-        "Bash: make all",
-    ),
-    (
-        claude("assistant", [{"type": "tool_use", "name": "Odd", "input": {"depth": 3}}]),
-        "tool",
-        'Odd: {"depth": 3}',
-    ),
-    (
-        claude(
-            "user",
-            [{"type": "tool_result", "is_error": True, "content": [{"text": "exit code 2"}]}],
-        ),
-        "failed",
-        "exit code 2",
-    ),
-    (codex(type="message", role="user", content="hello"), "prompt", "hello"),
-    (
-        codex(type="message", role="assistant", content=[{"type": "output_text", "text": "hi"}]),
-        "says",
-        "hi",
-    ),
-    (
-        codex(type="function_call", name="shell", arguments='{"command": ["ls", "-la"]}'),
-        "tool",
-        "shell: ls -la",
-    ),
-    (
-        codex(type="custom_tool_call", name="apply_patch", input="*** Begin"),
-        "tool",
-        "apply_patch: *** Begin",
-    ),
-    (codex(type="local_shell_call", action={"command": ["make"]}), "tool", "shell: make"),
+    (says("text", text="I look."), "says", "I look."),
+    (says("tool_use", name="Bash", input={"command": "make all"}), "tool", "Bash: make all"),
+    (says("tool_use", name="Odd", input={"depth": 3}), "tool", 'Odd: {"depth": 3}'),
+    (claude("user", FAILED), "failed", "exit code 2"),
+    (codex("message", role="user", content="hello"), "prompt", "hello"),
+    (codex("message", role="assistant", content=HI), "says", "hi"),
+    (codex("function_call", name="shell", arguments=LS), "tool", "shell: ls -la"),
+    (codex("custom_tool_call", name="patch", input="*** Begin"), "tool", "patch: *** Begin"),
+    (codex("local_shell_call", action={"command": ["make"]}), "tool", "shell: make"),
 ]
 
 
@@ -80,9 +60,9 @@ def test_a_step_is_one_line_with_its_time(line: dict[str, Any], what: str, text:
     "line",
     [
         claude("user", [{"type": "tool_result", "content": "fine"}]),
-        claude("assistant", [{"type": "thinking", "thinking": "hm"}]),
-        codex(type="function_call_output", output="fine"),
-        codex(type="message", role="developer", content="rules"),
+        says("thinking", thinking="hm"),
+        codex("function_call_output", output="fine"),
+        codex("message", role="developer", content="rules"),
         {"type": "summary", "summary": "x"},
         {"type": "attachment", "attachment": {"content": ["x"]}},
     ],
