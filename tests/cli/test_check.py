@@ -20,15 +20,13 @@ from relay.base.config import Config, SearchSettings
 from relay.base.home import LEDGER, STORE
 from relay.cli import run
 from relay.journal.format import FOOTER
-from relay.journal.journal import Append, Journal
-from relay.journal.segment import SegmentPolicy, segment_path
+from relay.journal.segment import segment_path
 from relay.ledger import archive_pack
 from relay.search.index import Index
 from tests.acomm.support import BAD, FIXTURES, GOOD, message, patch, small_store
 from tests.box import Box
-from tests.fakes import FakeClock
 from tests.journal.manifest_support import FIXTURES as AOF
-from tests.journal.manifest_support import STREAM_1, STREAM_2, silent
+from tests.journal.manifest_support import STREAM_1, STREAM_2
 
 Check = Callable[..., tuple[int, list[str], str]]
 ADVICE = "restore it from a backup; `relay doctor` says what the next start makes of it"
@@ -292,22 +290,6 @@ def test_signatures_are_checked_with_a_folder_of_keys(check: Check, tmp_path: Pa
     (keys / "beta.pub").write_text("no key")
     code, _, error = check(path, "--keys", keys)
     assert code == 1 and "beta.pub: expected 64 hex digits; a public key is 32 bytes" in error
-
-
-@pytest.fixture
-def stream(tmp_path: Path) -> Path:
-    """Two sealed segments and an active one."""
-    path = tmp_path / f"{1:020d}"
-    policy = SegmentPolicy(segment_bytes=1 << 16, slice_bytes=1 << 12)
-    journal = Journal.open(str(path), 1, FakeClock(), policy, silent)
-    for n in range(3):
-        journal.append([Append(b"%d-%d" % (n, i)) for i in range(4)])
-        journal.commit()
-        if n < 2:
-            journal.raise_ext_id(7)
-            journal.seal()
-    journal.close()
-    return path
 
 
 @pytest.mark.shows("journal 1.10")

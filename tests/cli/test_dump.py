@@ -13,39 +13,20 @@ import pytest
 from relay.cli import run
 from relay.journal.files import SegmentCheck
 from relay.journal.format import crc64
-from relay.journal.journal import Append, Journal
+from relay.journal.journal import Append
 from relay.journal.manifest_format import MANIFEST_RECORD
 from relay.journal.manifest_reader import chunk_path, read_manifest
-from relay.journal.segment import SegmentPolicy, segment_path
+from relay.journal.segment import segment_path
 from relay.journal.warm import Dictionaries, compress
 from relay.ledger import archive_pack
 from tests.box import Box
-from tests.fakes import FakeClock
+from tests.cli.conftest import open_journal
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent
 
 pytestmark = pytest.mark.shows("journal 1.11")
 
 BAD = FIXTURES / "bad"
 Output = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def stream(tmp_path: Path) -> Path:
-    """Two sealed segments and an active one, its writer gone."""
-    path = tmp_path / f"{1:020d}"
-    journal = open_journal(path)
-    for n in range(3):
-        journal.append([Append(b"%d-%d" % (n, i)) for i in range(4)])
-        journal.commit()
-        if n < 2:
-            journal.seal()
-    journal.close()
-    return path
-
-
-def open_journal(path: Path) -> Journal:
-    policy = SegmentPolicy(segment_bytes=1 << 16, slice_bytes=1 << 12)
-    return Journal.open(str(path), 1, FakeClock(), policy, silent)
 
 
 def lines_of(*arguments: object, capsys: Output, code: int = 0) -> list[str]:

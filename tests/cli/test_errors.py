@@ -198,12 +198,6 @@ def test_m4_a_message_that_is_taken_and_not_printed_is_named(
     assert done.returncode == EXIT_FAILED
 
 
-def test_a_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["channel"])
-    out, err = capsys.readouterr()
-    assert "Commands:" in out + err and "relay: " not in err
-
-
 @pytest.mark.parametrize("words", ["agents", "tail --no-follow"])
 def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     words: str, home: Path, capsys: pytest.CaptureFixture[str]

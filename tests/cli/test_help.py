@@ -86,11 +86,6 @@ def test_help_is_the_same_in_every_way(path: str, capsys: pytest.CaptureFixture[
     assert len(shown) == 1 and f"Usage: {path} " in shown.pop()
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    assert re.fullmatch(r"relay, version [0-9.]+\n", capsys.readouterr().out)
-
-
 def test_the_first_page_has_every_command_and_fits_a_screen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
