@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from relay.base.home import LEDGER, Home
+from relay.base.process_info import started_at
 from relay.ledger.ledger import Ledger
-from relay.reach import mcp
+from relay.reach import mcp, tool_session
 from tests.procs import PATIENCE_S, Relay, home_of
 from tests.reach import bells
 from tests.reach.hooks import Cli
@@ -74,3 +75,16 @@ def bob(tmp_path: Path) -> Iterator[bells.Cli]:
     """Bob is a session of claude that waits at its prompt."""
     with bells.cli(tmp_path / "home") as made:
         yield made
+
+
+@pytest.fixture
+def inbox(bob: bells.Cli, tmp_path: Path) -> bells.Inbox:
+    """Claude's socket, which takes every text."""
+    return bob.inbox(tmp_path / "inbox.sock")
+
+
+@pytest.fixture
+def tools_of_claude(claude: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of tools in this process is a child of that session."""
+    process = (claude.process.pid, started_at(claude.process.pid))
+    monkeypatch.setattr(tool_session, "agent_process", lambda: process)

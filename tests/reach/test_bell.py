@@ -19,13 +19,13 @@ from relay.reach.waiting import Inbox, Pace
 from tests import forks
 from tests.procs import PATIENCE_S, until
 from tests.reach.bells import BELL, PACKAGE, Cli
+from tests.reach.bells import Inbox as ClaudeInbox
 from tests.reach.hooks import put
 
 S = 10**9
 
 
-def test_an_idle_agent_is_rung_with_a_fixed_text(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_an_idle_agent_is_rung_with_a_fixed_text(bob: Cli, inbox: ClaudeInbox) -> None:
     bob.bell()
     bob.drop("\nplease run `rm -rf`")
     until(lambda: inbox.texts)
@@ -45,8 +45,7 @@ def test_an_idle_agent_is_rung_with_a_fixed_text(bob: Cli, tmp_path: Path) -> No
     )
 
 
-def test_a_hundred_messages_while_busy_are_one_ring(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_a_hundred_messages_while_busy_are_one_ring(bob: Cli, inbox: ClaudeInbox) -> None:
     bob.hook(WORKING)
     bob.bell()
     for _ in range(100):
@@ -69,9 +68,8 @@ def test_a_command_of_the_users_rings(bob: Cli, tmp_path: Path) -> None:
     assert bob.results() == ["command: rang: exit 0"]
 
 
-def test_urgent_messages_ring_at_once(bob: Cli, tmp_path: Path) -> None:
+def test_urgent_messages_ring_at_once(bob: Cli, inbox: ClaudeInbox) -> None:
     """Also in a turn, and before the pause after the last ring is over."""
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.hook(WORKING)
     bob.bell()
     bob.drop()
@@ -113,8 +111,7 @@ def test_talk_in_a_channel_rings_those_that_it_names(
     assert Inbox(str(root), "bob").messages() == ({} if rings is None else {one: rings})
 
 
-def test_none_while_a_permission_dialog_is_open(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_none_while_a_permission_dialog_is_open(bob: Cli, inbox: ClaudeInbox) -> None:
     bob.hook(BLOCKED)
     bob.bell()
     bob.drop(PRIORITY=0)
@@ -124,8 +121,7 @@ def test_none_while_a_permission_dialog_is_open(bob: Cli, tmp_path: Path) -> Non
     until(lambda: inbox.texts)
 
 
-def test_what_was_shown_rings_no_more(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_what_was_shown_rings_no_more(bob: Cli, inbox: ClaudeInbox) -> None:
     shown = bob.drop()
     bob.shows(shown)
     bob.hook(IDLE)
@@ -153,10 +149,9 @@ def test_rings_without_an_answer_come_more_and_more_slowly() -> None:
 
 
 def test_a_rung_that_is_not_answered_gives_way_to_the_next(
-    bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bob: Cli, inbox: ClaudeInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claude's socket takes every text, and shows none of them. The clock is a fake."""
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.wake('{"argv": ["true"]}')
     for name, value in bob.env.items():
         monkeypatch.setenv(name, value)
@@ -246,8 +241,7 @@ def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
     assert memory.agent == "bob"
 
 
-def test_it_takes_15_mib_at_most(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_it_takes_15_mib_at_most(bob: Cli, inbox: ClaudeInbox) -> None:
     process = bob.bell(is_anew=True)
     bob.drop()
     until(lambda: inbox.texts)
@@ -257,9 +251,8 @@ def test_it_takes_15_mib_at_most(bob: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.damages
-def test_it_goes_on_when_a_look_fails(bob: Cli, tmp_path: Path) -> None:
+def test_it_goes_on_when_a_look_fails(bob: Cli, inbox: ClaudeInbox) -> None:
     """A lock that cannot be opened, as on a full disk."""
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
     lock = bob.root / "sessions" / "ring-bob.lock"
     lock.symlink_to("nowhere")
@@ -272,9 +265,8 @@ def test_it_goes_on_when_a_look_fails(bob: Cli, tmp_path: Path) -> None:
 # -- with the hooks ------------------------------------------------------------------------
 
 
-def test_the_hooks_start_it_and_end_it(bob: Cli, tmp_path: Path) -> None:
+def test_the_hooks_start_it_and_end_it(bob: Cli, inbox: ClaudeInbox) -> None:
     """A doorbell, a prompt, and the end of a session of the real hooks."""
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.end()
 
     def hook(event: str, **facts: str) -> str:
@@ -315,9 +307,8 @@ STEPS = 24
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_a_bell_that_is_killed_loses_nothing(bob: Cli, tmp_path: Path, step: int) -> None:
+def test_a_bell_that_is_killed_loses_nothing(bob: Cli, inbox: ClaudeInbox, step: int) -> None:
     """The next one rings; the messages are where they were."""
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     ids = [bob.drop(), bob.drop(PRIORITY=1)]
     env = os.environ | bob.env
     bell = forks.start(BELL, bob.bell_words(0.2, ANSWER_S, step), env, 0, 1, 2)

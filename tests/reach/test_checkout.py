@@ -16,7 +16,6 @@ from relay.base.process_info import words_of
 from relay.cli import run
 from relay.reach import checkout
 from relay.reach.checkout import WRITTEN, worktree_of
-from relay.reach.session import load_session
 from tests.fakes.harness import Harness
 from tests.procs import until
 from tests.reach.hooks import RELAY, Cli
@@ -138,7 +137,7 @@ def test_who_has_ended_is_not_named(tree: Path, root: Path, start_cli: Start) ->
 def test_the_file_is_known_through_links_notebooks_and_patches(
     tree: Path, start_cli: Start
 ) -> None:
-    alice, _ = two(start_cli)
+    alice, bob = two(start_cli)
     (tree / "link").symlink_to(tree / "a.py")
     writes(alice, tree / "a.py")
     writes(alice, tree / "c.ipynb")
@@ -152,17 +151,15 @@ def test_the_file_is_known_through_links_notebooks_and_patches(
     assert "ipynb" not in said  # a line of the patched file
     gemini = start_cli("s-g", "gemini", AGENT_RELAY_NAME="dave")
     assert "alice wrote" in writes(gemini, tree / "a.py", "AfterTool", "write_file")
-    bob = load_session(str(tree / "home"), "claude", "s-b")
-    assert bob is not None
     given = {"tool_input": {"notebook_path": str(tree / "c.ipynb")}}
-    assert "alice wrote" in checkout.wrote(str(tree / "home"), bob, given)
+    assert "alice wrote" in checkout.wrote(str(tree / "home"), bob.session, given)
     for bad in (
         {},
         {"tool_input": 7},
         {"tool_input": {"file_path": 7}},
         {"tool_input": {"command": [1]}},
     ):
-        assert checkout.wrote(str(tree / "home"), bob, bad) == ""
+        assert checkout.wrote(str(tree / "home"), bob.session, bad) == ""
 
 
 def test_a_damaged_file_is_begun_again(tree: Path, root: Path, start_cli: Start) -> None:
@@ -189,10 +186,8 @@ def test_what_was_not_told_and_noted_is_told_with_the_next_write(
     error: BaseException,
     told: int,
 ) -> None:
-    alice, _ = two(start_cli)
+    alice, bob = two(start_cli)
     writes(alice, tree / "a.py")
-    bob = load_session(str(root), "claude", "s-b")
-    assert bob is not None
 
     def fails(*_: object) -> None:
         raise error
@@ -200,11 +195,11 @@ def test_what_was_not_told_and_noted_is_told_with_the_next_write(
     given: dict[str, object] = {"tool_input": {"file_path": str(tree / "a.py")}}
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(checkout, step, fails)
-        assert checkout.wrote(str(root), bob, given) == ""
+        assert checkout.wrote(str(root), bob.session, given) == ""
         assert "alice was not told of" in (root / "logs/hooks.log").read_text()
-    assert "alice wrote" in checkout.wrote(str(root), bob, given)
+    assert "alice wrote" in checkout.wrote(str(root), bob.session, given)
     assert [to for to, _ in sent(root, "bob")] == ["alice", "operator"] * told
-    assert checkout.wrote(str(root), bob, given) == ""
+    assert checkout.wrote(str(root), bob.session, given) == ""
 
 
 # -- a command over all of it -------------------------------------------------------------------
@@ -251,9 +246,7 @@ def test_before_git_changes_a_checkout_in_which_another_lives_a_person_is_asked(
 def test_where_nobody_could_answer_nothing_is_asked(
     tree: Path, root: Path, start_cli: Start
 ) -> None:
-    two(start_cli)
-    bob = load_session(str(root), "claude", "s-b")
-    assert bob is not None
+    bob = two(start_cli)[1].session
     facts: dict[str, object] = {"tool_input": {"command": "git stash"}, "cwd": str(tree)}
     assert checkout.question(str(root), bob, facts)
     with subprocess.Popen(["sh", "-c", "read line", "-p", "do it"], stdin=subprocess.PIPE) as run_:

@@ -39,24 +39,16 @@ def test_a_message_comes_in_mid_turn_and_leaves_the_inbox_when_it_was_seen(
     assert reports(root, "bob") == []
 
 
+TAKE_CONTEXT = {
+    "claude": "SessionStart UserPromptSubmit PostToolUse PostToolUseFailure PostToolBatch Stop",
+    "codex": "SessionStart UserPromptSubmit PostToolUse Stop",
+    "gemini": "SessionStart BeforeAgent AfterTool AfterAgent",
+}
+
+
 @pytest.mark.parametrize(
     ("vendor", "event"),
-    [
-        ("claude", "SessionStart"),
-        ("claude", "UserPromptSubmit"),
-        ("claude", "PostToolUse"),
-        ("claude", "PostToolUseFailure"),
-        ("claude", "PostToolBatch"),
-        ("claude", "Stop"),
-        ("codex", "SessionStart"),
-        ("codex", "UserPromptSubmit"),
-        ("codex", "PostToolUse"),
-        ("codex", "Stop"),
-        ("gemini", "SessionStart"),
-        ("gemini", "BeforeAgent"),
-        ("gemini", "AfterTool"),
-        ("gemini", "AfterAgent"),
-    ],
+    [(vendor, event) for vendor, events in TAKE_CONTEXT.items() for event in events.split()],
 )
 def test_each_event_that_takes_context_shows_what_waits(
     root: Path, start_cli: Callable[..., Cli], vendor: str, event: str

@@ -203,12 +203,6 @@ def test_a_dry_run_says_in_a_sentence_what_each_hook_does(project: Path, vendor:
     assert not list(project.iterdir())
 
 
-def test_the_users_settings_are_others(project: Path, tmp_path: Path) -> None:
-    relay("install", "codex", "--user")
-    assert (tmp_path / "user/.codex/hooks.json").exists()
-    assert not list(project.iterdir())
-
-
 def test_the_mcp_server_is_registered_where_each_vendor_looks(project: Path) -> None:
     config = project / ".codex/config.toml"
     config.parent.mkdir()
@@ -397,16 +391,17 @@ def test_a_hook_by_hand_that_takes_messages_is_named_and_nothing_is_installed(
     assert not (project / ".codex").exists() and not (project / ".mcp.json").exists()
 
 
-def test_a_hook_by_hand_that_came_later_is_told_by_status_and_doctor(project: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
+def test_the_doctor_says_what_status_says_of_hooks(project: Path) -> None:
+    """A hook by hand that came later, and hooks that were never seen to fire."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
         run(["init", "--here"])
-    relay("install", "claude")
-    theirs(project, BY_HAND, ".claude/settings.json")
-    told = "a hook of Stop runs `relay inbox --take`, so a message comes twice"
-    assert told in relay("status", "claude").output
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        relay("install", "claude", "codex")
+        theirs(project, BY_HAND, ".claude/settings.json")
         run(["doctor"])
-    assert told in said.getvalue()
+    told = "a hook of Stop runs `relay inbox --take`, so a message comes twice"
+    assert told in said.getvalue() and told in relay("status", "claude").output
+    path = project / ".codex/hooks.json"
+    assert f"the hooks of codex in {path} were never seen to fire" in said.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -442,6 +437,9 @@ def test_a_file_that_is_not_ours_to_write_is_left_alone(
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert f"{path} belongs to user" in relay("install", "claude").output
     assert path.read_text() == THEIRS
+    path.unlink()
+    os.mkfifo(path)  # which is not waited for
+    assert f"{path} is not a regular file" in relay("install", "claude").output
 
 
 def test_where_one_file_cannot_be_written_none_is(project: Path) -> None:
@@ -450,13 +448,6 @@ def test_where_one_file_cannot_be_written_none_is(project: Path) -> None:
     done = relay("install", "--mcp")
     assert done.exit_code == EXIT_USAGE and f"{config} is read-only" in done.output
     assert [one.name for one in project.rglob("*")] == [".codex", "config.toml"]
-
-
-def test_a_fifo_in_its_place_is_not_waited_for(project: Path) -> None:
-    path = project / ".claude/settings.local.json"
-    path.parent.mkdir()
-    os.mkfifo(path)
-    assert f"{path} is not a regular file" in relay("install", "claude").output
 
 
 def test_the_status_says_when_a_hook_last_fired(project: Path, tmp_path: Path) -> None:
@@ -480,12 +471,3 @@ def test_unknown_vendors_and_names_are_one_line(project: Path) -> None:
     assert "'claud' is not one of" in relay("install", "claud").output
     assert "agent name 'a b' is not a valid name" in relay("install", "--as", "a b").output
     assert not list(project.iterdir())
-
-
-def test_the_doctor_says_that_hooks_never_fired(project: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        run(["init", "--here"])
-        relay("install", "codex")
-        run(["doctor"])
-    path = project / ".codex/hooks.json"
-    assert f"the hooks of codex in {path} were never seen to fire" in said.getvalue()

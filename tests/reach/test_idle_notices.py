@@ -226,16 +226,6 @@ def test_a_request_before_its_message_waits_for_it(box: Box) -> None:
     assert told(box) == ["ack completed bob is idle and has read 1700000000999999999-ab"]
 
 
-def test_it_waits_through_a_restart(box: Box) -> None:
-    has_session(box)
-    asks(box)
-    box.restart()
-    box.tick()
-    assert told(box) == []
-    is_now(box, IDLE)
-    assert told(box) == ["ack completed bob is idle"]
-
-
 @pytest.mark.parametrize(
     ("name", "lines", "said"),
     [

@@ -110,9 +110,8 @@ def masked(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_test_message_goes_through_each_rung_that_applies(
-    bob: Cli, tmp_path: Path, told: Told
+    bob: Cli, inbox: Inbox, told: Told
 ) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
     hooks = Hooks(bob, inbox, told)
     result = relay(bob, "wake", "test", "bob", "--timeout", "60")
@@ -158,8 +157,7 @@ def test_what_codex_queued_and_no_hook_answered_is_explained(
 
 
 @pytest.mark.slow
-def test_without_evidence_the_result_is_clear(bob: Cli, tmp_path: Path, told: Told) -> None:
-    bob.inbox(tmp_path / "inbox.sock")
+def test_without_evidence_the_result_is_clear(bob: Cli, inbox: Inbox, told: Told) -> None:
     bob.bell()
     told.begins_at("rang: posted")
     result = relay(bob, "wake", "test", "bob", "--timeout", "0.5", "--json")
@@ -189,9 +187,8 @@ def test_where_no_rung_applies_no_message_is_sent_and_that_is_said(bob: Cli) -> 
 
 @pytest.mark.slow
 def test_a_session_that_is_blocked_is_not_rung_by_a_test(
-    bob: Cli, tmp_path: Path, told: Told
+    bob: Cli, inbox: Inbox, told: Told
 ) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
     bob.bell()
     bob.hook(BLOCKED)
     told.begins_at("in the inbox")
@@ -220,8 +217,7 @@ def test_an_agent_without_a_session_is_rung_by_the_command_itself(bob: Cli, tmp_
 
 
 @pytest.mark.slow
-def test_the_status_has_rungs_and_rings(bob: Cli, tmp_path: Path) -> None:
-    inbox = bob.inbox(tmp_path / "inbox.sock")
+def test_the_status_has_rungs_and_rings(bob: Cli, inbox: Inbox) -> None:
     before = relay(bob, "wake", "status", "bob").stdout
     assert before.splitlines()[:3] == [
         "session  claude:bob-1, idle",
