@@ -275,6 +275,10 @@ FIELDS: list[tuple[str, dict[str, str]]] = [
         "KIND: spawn\nNAME: w\n\nCLI: claude\nPROMPT: go\non\n",
         {"NAME": "w", "CLI": "claude", "PROMPT": "go\non"},
     ),
+    (  # though FILTER is a field elsewhere
+        "KIND: spawn\n\nNAME: w\nPROMPT: keep\nFILTER: every line\nof this",
+        {"NAME": "w", "PROMPT": "keep\nFILTER: every line\nof this"},
+    ),
     ("KIND: release\nNAME: w\n\nbye\n", {"NAME": "w"}),  # only a spawn has its body as the prompt
     (  # lines before the first field are nobody's
         "TO: __orchestrator__\nKIND: subscribe\n\nhello\nCHANNEL: team\r\nPATTERN: build.#\r\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.acomm.model import ChannelType, MessageType, Priority
-from relay.base.message import CHANNEL_KINDS, Kind, control_fields, parse
+from relay.base.message import CHANNEL_KINDS, Kind, parse
 from relay.delivery.control import handle
 from relay.delivery.values import ControlReply
 from relay.engine.engine import Engine
@@ -34,7 +34,7 @@ def refused(store: Engine, kind: str, body: str, sender: str = "alice") -> str:
     return answer.text
 
 
-# -- join and leave ------------------------------------------------------------------------
+# -- the same as the ACTION of that name, which tests/delivery/test_actions.py shows --------
 
 
 def test_who_joins_first_makes_the_group(store: Engine) -> None:
@@ -50,19 +50,18 @@ def test_who_joins_first_makes_the_group(store: Engine) -> None:
     assert members(store, "team/b") == ["alice", "bob"]
 
 
-def test_leaving_and_leaving_again(store: Engine) -> None:
-    ask(store, "join", "CHANNEL: team")
-    ask(store, "join", "CHANNEL: team", "bob")
-    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "bob is not a member of team"
+def test_a_subscription_or_the_membership_ends(store: Engine) -> None:
+    for pattern in ("build.#", "test.#", "deploy.#"):
+        ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
+    assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
+        True, "1 subscription of alice to ci ended"
     )
-    assert members(store, "team") == ["alice"]
-    assert ask(store, "leave", "CHANNEL: team", "bob") == ControlReply(
-        True, "bob is not a member of team"
-    )
+    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions of alice to ci ended"
+    assert ask(store, "leave", "CHANNEL: ci").text == "alice is not a member of ci"
+    assert members(store, "ci") == []
 
 
-# -- subscribe and unsubscribe -------------------------------------------------------------
+# -- filters -------------------------------------------------------------------------------
 
 
 def published(store: Engine, *messages: tuple[str, str, Priority]) -> list[str]:
@@ -101,16 +100,14 @@ MIXED = (
         ("match=^[ab]", ["b", "a failed"]),
     ],
 )
-@pytest.mark.parametrize("kind", ["subscribe", "command"])
-def test_a_subscription_has_a_filter(store: Engine, kind: str, line: str, came: list[str]) -> None:
+def test_a_subscription_has_a_filter(store: Engine, line: str, came: list[str]) -> None:
     channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
-    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
-    answer = ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    answer = ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
     assert answer.ok, answer.text
     words = " ".join(line.split()) if line != "none" else ""
     assert answer.text.endswith(f", where {words}".replace("command", "Command") if words else "ci")
     assert published(store, *MIXED) == came
-    assert ask(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#").ok  # again, without one
+    assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#").ok  # again, without one
     assert published(store, *MIXED) == ["d", "b", "!c failed", "a failed"]
 
 
@@ -128,23 +125,14 @@ def test_a_subscription_has_a_filter(store: Engine, kind: str, line: str, came: 
         ("limit=3", "limit=3"),
     ],
 )
-@pytest.mark.parametrize("kind", ["subscribe", "command"])
 def test_a_filter_that_is_none_is_one_line_and_makes_no_channel(
-    store: Engine, kind: str, line: str, word: str
+    store: Engine, line: str, word: str
 ) -> None:
-    if kind == "command":
-        channel_of(store, ChannelType.PUB_SUB, "alice", name="ci")
-    action = "ACTION: channel.subscribe\n" if kind == "command" else ""
-    text = refused(store, kind, f"{action}CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
+    text = refused(store, "subscribe", f"CHANNEL: ci\nPATTERN: build.#\nFILTER: {line}")
     assert text == (
         f"FILTER {line!r}: expected sender=NAME, type=Command,Query, priority=0,1 and, last, "
         f"match=REGEX, got {word!r}"
     )
-
-
-def test_a_line_of_that_name_in_a_prompt_is_part_of_it() -> None:
-    message = parse(b"KIND: spawn\n\nNAME: w\nPROMPT: keep\nFILTER: every line\nof this")
-    assert control_fields(message)["PROMPT"] == "keep\nFILTER: every line\nof this"
 
 
 def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
@@ -161,30 +149,15 @@ def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
 
 
 def test_what_the_engine_refuses_is_a_nack_and_no_channel(store: Engine) -> None:
-    text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: a..b")
-    assert text.startswith("topic_pattern: ")
-    text = refused(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#\nFILTER: match=(")
-    assert "content_pattern" in text
+    for lines, said in (
+        ("PATTERN: a..b", "topic_pattern: "),
+        ("PATTERN: build.#\nFILTER: match=(", "content_pattern: "),
+        ("PATTERN:", "PATTERN is missing"),
+        ("", "PATTERN is missing"),
+    ):
+        assert refused(store, "subscribe", f"CHANNEL: ci\n{lines}").startswith(said)
     group_of(store, "carol", name="team", max_participants=1)
     assert "is limited to 1 participants" in refused(store, "join", "CHANNEL: team")
-    text = refused(store, "subscribe", "CHANNEL: team\nPATTERN: #", "bob")
-    assert "team is a Group channel; only a PubSub channel has topics" in text
-
-
-def test_a_subscription_needs_its_pattern(store: Engine) -> None:
-    assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci")
-    assert "PATTERN is missing" in refused(store, "subscribe", "CHANNEL: ci\nPATTERN:")
-
-
-def test_ending_one_subscription_or_all(store: Engine) -> None:
-    for pattern in ("build.#", "test.#", "deploy.#"):
-        ask(store, "subscribe", f"CHANNEL: ci\nPATTERN: {pattern}")
-    assert ask(store, "unsubscribe", "CHANNEL: ci\nPATTERN: test.#") == ControlReply(
-        True, "1 subscription of alice to ci ended"
-    )
-    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "2 subscriptions of alice to ci ended"
-    assert ask(store, "unsubscribe", "CHANNEL: ci").text == "0 subscriptions of alice to ci ended"
-    assert members(store, "ci") == ["alice"]
 
 
 # -- what every one of them needs ----------------------------------------------------------
@@ -204,14 +177,6 @@ def test_a_name_that_is_none_of_ours(store: Engine) -> None:
         for name in ("a b", "../x", "a//b", "é", "c" * 129, "all", "dm/alice/bob"):
             text = refused(store, kind, f"CHANNEL: {name}\nPATTERN: #")
             assert text.startswith(f"{name!r} is not a valid channel name for {kind}")
-
-
-@pytest.mark.parametrize("kind", ["leave", "unsubscribe"])
-def test_a_channel_that_is_not_there(store: Engine, kind: str) -> None:
-    assert (
-        refused(store, kind, "CHANNEL: team")
-        == "channel team does not exist: `relay channel create team` makes one"
-    )
 
 
 # -- the others ----------------------------------------------------------------------------
