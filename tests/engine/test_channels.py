@@ -161,18 +161,6 @@ def test_a_closed_one_takes_nothing(store: CommStore, group: Channel) -> None:
 # -- receiving -----------------------------------------------------------------------------
 
 
-@pytest.mark.shows("engine 2.3")
-def test_a_limit_takes_the_first_and_leaves_the_rest(store: CommStore, group: Channel) -> None:
-    for number in range(5):
-        priority = Priority.HIGH if number == 3 else Priority.NORMAL
-        send(store, group, "a", content=f"{number}", priority=priority)
-    two = MessageFilter(limit=2)
-    came = []
-    while got := store.receive_messages(group.id, "b", two):
-        came.append([m.content.decode() for m in got])
-    assert came == [["3", "0"], ["1", "2"], ["4"]]
-
-
 @pytest.mark.shows("engine 2.4")
 def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> None:
     left = group_of(store, "a", "b", name="left")

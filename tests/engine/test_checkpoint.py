@@ -105,10 +105,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 # -- policies ------------------------------------------------------------------------------
 
 
-def test_the_guides_batch_is_the_default() -> None:
-    assert (BATCH.messages, BATCH.ms, BATCH.compress) == (100, 5000, True)
-
-
 def test_a_batch_of_100_is_written_at_once(bench: MakeBench) -> None:
     one = bench(BATCH)
     one.send(99)

@@ -102,35 +102,35 @@ def five(store: CommStore, **config: object) -> Channel:
     return channel
 
 
-@pytest.mark.shows("engine 2.2")
+def queried(store: CommStore, wanted: MessageFilter, **options: bool) -> list[str]:
+    found = store.query_messages(wanted, **options).messages
+    return [message.content.decode() for message in found]
+
+
+@pytest.mark.shows("engine 2.2", "engine 2.3")
 @pytest.mark.parametrize(("order", "came"), ORDERS)
-def test_an_order_is_in_a_priority(store: CommStore, order: dict[str, Any], came: str) -> None:
+def test_an_order_is_in_a_priority_and_a_limit_takes_the_first(
+    store: CommStore, order: dict[str, Any], came: str
+) -> None:
     five(store)
+    if order:  # without one a query begins with the newest
+        assert queried(store, MessageFilter(**order)) == came.split()
     wanted = MessageFilter(limit=2, **order)
     assert texts(store, filter=wanted) == came.split()[:2]
     assert texts(store, filter=MessageFilter(**order)) == came.split()[2:]
 
 
-@pytest.mark.shows("engine 2.2")
-@pytest.mark.parametrize(("order", "came"), ORDERS[1:])
-def test_a_query_has_the_same_order(store: CommStore, order: dict[str, Any], came: str) -> None:
+@pytest.mark.parametrize(("grouped", "came"), [(True, "d b e"), (False, "e d c")])
+def test_a_query_may_leave_priorities_alone(store: CommStore, grouped: bool, came: str) -> None:
     five(store)
-    found = store.query_messages(MessageFilter(**order)).messages
-    assert [m.content.decode() for m in found] == came.split()
-    found = store.query_messages(MessageFilter(limit=3)).messages
-    assert [m.content.decode() for m in found] == ["d", "b", "e"]
-    found = store.query_messages(MessageFilter(limit=3), grouped=False).messages
-    assert [m.content.decode() for m in found] == ["e", "d", "c"]
+    assert queried(store, MessageFilter(limit=3), grouped=grouped) == came.split()
 
 
 def test_where_a_channel_heeds_no_priority_nothing_is_grouped(store: CommStore) -> None:
     five(store, priority_ordering=False)
-    found = store.query_messages(MessageFilter()).messages
-    assert [m.content.decode() for m in found] == ["e", "d", "c", "b", "a"]
-    assert texts(store, filter=MessageFilter(sort_order=SortOrder.DESCENDING, limit=2)) == [
-        "e",
-        "d",
-    ]
+    assert queried(store, MessageFilter()) == ["e", "d", "c", "b", "a"]
+    newest = MessageFilter(sort_order=SortOrder.DESCENDING, limit=2)
+    assert texts(store, filter=newest) == ["e", "d"]
     assert texts(store) == ["a", "b", "c"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -127,13 +126,6 @@ def test_a_channel_has_the_owner_that_it_has(store: CommStore) -> None:
     with pytest.raises(ValidationFailed, match="role: 7 is not"):
         store.join_channel(channel.id, "bob", role=7)  # type: ignore[arg-type]
     assert not store.is_participant(channel.id, "bob")
-
-
-def test_a_store_knows_its_path(store: CommStore, tmp_path: Path) -> None:
-    assert store.path is None
-    path = tmp_path / "it.acomm"
-    with CommStore.open(str(path)) as opened:
-        assert opened.path == str(path)
 
 
 # -- values --------------------------------------------------------------------------------
