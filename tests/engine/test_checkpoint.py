@@ -28,23 +28,37 @@ MANUAL = FlushPolicy(messages=None, ms=None)
 
 
 class LaterExecutor(Executor):
-    """Keeps the work until the test says that the thread gets to it."""
+    """Its thread gets to the work when the test says so, or when somebody waits for it."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.waiting: list[_Later] = []
+        self.writes = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
+        assert self.waiting == []  # one at a time
+        self.writes += 1
+        self.waiting.append(_Later(self, lambda: fn(*args, **kwargs)))
+        return self.waiting[0]
 
     def run(self) -> None:
-        ((future, work),) = self.waiting
-        self.waiting.clear()
-        try:
-            future.set_result(work())
-        except Exception as exc:
-            future.set_exception(exc)
+        later = self.waiting.pop()
+        later.set_result(later.work())
+
+
+class _Later(Future[Any]):
+    def __init__(self, thread: LaterExecutor, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.work = work
+        self._thread = thread
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._thread.run()
+        return super().exception(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.exception()
+        return super().result(timeout)
 
 
 class Bench:
@@ -218,55 +232,15 @@ def test_a_flush_holds_what_was_there_when_it_began(bench: MakeBench) -> None:
     assert one.on_disk() == 2
 
 
-class WaitedFor(Future[Any]):
-    """Its thread gets to the work when somebody waits for it, and not before."""
-
-    def __init__(self, thread: LaterExecutor) -> None:
-        super().__init__()
-        self._thread = thread
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self.done():
-            self._thread.run()
-        return super().exception(timeout)
-
-    def result(self, timeout: float | None = None) -> Any:
-        self.exception()
-        return super().result(timeout)
-
-
-class WaitedForExecutor(LaterExecutor):
-    """Fails when a second flush begins before the first has ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes = 0
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        assert self.waiting == []
-        self.writes += 1
-        future = WaitedFor(self)
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-
-def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(bench: MakeBench) -> None:
-    thread = WaitedForExecutor()
+@pytest.mark.parametrize("more", [0, 1])
+def test_flush_waits_for_the_one_that_runs_and_writes_the_rest(bench: MakeBench, more: int) -> None:
+    thread = LaterExecutor()
     one = bench(IMMEDIATE, thread)
     one.send()
     one.commit()
-    one.send()
+    one.send(more)
     assert one.flusher.flush() == one.store.sequence
-    assert (one.on_disk(), thread.writes) == (2, 2)
-
-
-def test_flush_is_content_with_the_one_that_runs(bench: MakeBench) -> None:
-    thread = WaitedForExecutor()
-    one = bench(IMMEDIATE, thread)
-    one.send()
-    one.commit()
-    assert one.flusher.flush() == one.store.sequence
-    assert (one.on_disk(), thread.writes) == (1, 1)
+    assert (one.on_disk(), thread.writes) == (1 + more, 1 + more)
 
 
 class SlowExecutor(InlineExecutor):
