@@ -118,15 +118,6 @@ def test_a_file_is_not_replaced_through_a_linked_directory(tmp_path: Path) -> No
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_restrict_says_whether_it_changed_the_mode(folder: int, tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"")
-    (tmp_path / "f").chmod(0o644)
-    assert fsio.restrict("f", 0o600, folder) is True
-    before = (tmp_path / "f").stat().st_ctime_ns
-    assert fsio.restrict("f", 0o600, folder) is False
-    assert (tmp_path / "f").stat().st_ctime_ns == before
-
-
 # -- write_atomic --------------------------------------------------------------------------
 
 

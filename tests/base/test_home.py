@@ -12,7 +12,7 @@ import pytest
 from relay.base import fsio
 from relay.base.config import decode
 from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
-from relay.base.home import MAX_OPEN_DIRS, Dirs, Home, use_openat2
+from relay.base.home import MAX_OPEN_DIRS, Home, use_openat2
 from tests.box import open_descriptors
 
 TREE = [
@@ -318,35 +318,10 @@ def test_without_a_name_it_is_the_home_itself(home: Home, root: Path) -> None:
         assert len(dirs) == 0
 
 
-def test_ensure_makes_what_is_missing_with_mode_700(home: Home, root: Path) -> None:
-    before = os.umask(0)
-    try:
-        with home.dirs() as dirs:
-            fd = dirs.ensure("archive", "2026-01-31", "alice", "rejected")
-            fsio.create("x", b"", fd)
-            assert dirs.ensure("archive", "2026-01-31", "alice", "rejected") == fd
-    finally:
-        os.umask(before)
-    made = tree(root / "archive")
-    assert made.pop("2026-01-31/alice/rejected/x") == 0o600
-    assert set(made.values()) == {0o700} and len(made) == 3
-
-
 def test_a_home_is_its_descriptor_not_its_name(home: Home, root: Path, tmp_path: Path) -> None:
     root.rename(tmp_path / "moved")
     root.symlink_to("/etc")
     assert sorted(home.agent_names()) == ["alice", "operator"]
-
-
-def test_closed_twice_is_closed(root: Path) -> None:
-    home = Home.create(str(root), b"{}")
-    dirs = home.dirs()
-    assert isinstance(dirs, Dirs)
-    dirs.get("agents")
-    dirs.close()
-    dirs.close()
-    home.close()
-    home.close()
 
 
 def test_a_home_that_cannot_be_completed_is_given_back(root: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from pathlib import Path
 
 import pytest
 
@@ -279,6 +278,7 @@ FIELDS: list[tuple[str, dict[str, str]]] = [
         "KIND: spawn\n\nNAME: w\nPROMPT: keep\nFILTER: every line\nof this",
         {"NAME": "w", "PROMPT": "keep\nFILTER: every line\nof this"},
     ),
+    ("KIND: spawn\nNAME: w\n\ngo\non\n", {"NAME": "w", "PROMPT": "go\non"}),
     ("KIND: release\nNAME: w\n\nbye\n", {"NAME": "w"}),  # only a spawn has its body as the prompt
     (  # lines before the first field are nobody's
         "TO: __orchestrator__\nKIND: subscribe\n\nhello\nCHANNEL: team\r\nPATTERN: build.#\r\n",
@@ -286,27 +286,11 @@ FIELDS: list[tuple[str, dict[str, str]]] = [
     ),
     ("TO: __orchestrator__\nKIND: join\nCHANNEL: team\n", {}),  # as a header it is the relay's
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "msg" / "ok"
 
 
 @pytest.mark.parametrize(("text", "found"), FIELDS)
 def test_the_fields_of_a_control_message(text: str, found: dict[str, str]) -> None:
     assert control_fields(parse(text.encode())) == found
-
-
-def test_a_spawn_by_lines_of_the_body_and_by_headers() -> None:
-    assert control_fields(parse((FIXTURES / "spawn-in-body.msg").read_bytes())) == {
-        "NAME": "WorkerAgent",
-        "CLI": "claude",
-        "PROMPT": "You are a worker agent. Complete the assigned task.",
-        "WORKING_DIR": "/path/to/project",
-        "ENV": "KEY1=value1,KEY2=value2",
-    }
-    assert control_fields(parse((FIXTURES / "spawn-in-headers.msg").read_bytes())) == {
-        "NAME": "WorkerAgent",
-        "CLI": "claude",
-        "PROMPT": "Complete the assigned task.",
-    }
 
 
 @pytest.mark.parametrize("name", CONTROL_FIELDS)

@@ -29,13 +29,6 @@ def test_a_quantile_is_the_bound_above_it(share: float, bound: float | None) -> 
     assert Histogram((1.0,)).read().quantile(0.5) is None
 
 
-def test_what_was_read_stays_as_it_was() -> None:
-    times = Histogram((1.0,))
-    before = times.read()
-    times.observe(1)
-    assert before.number == 0
-
-
 def test_a_step_is_timed_when_the_next_begins_and_waiting_is_not() -> None:
     clock = FakeClock()
     metrics = Metrics(clock)

@@ -176,11 +176,6 @@ def test_a_nack_is_stored_once(table: Table) -> None:
     assert table.store.sequence == sequence
 
 
-def test_the_reply_to_a_command_is_stored_with_it(table: Table) -> None:
-    work = table.writer.apply(table.plan("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team"))
-    assert table.store.messages.find_by_relay_id(work.files[0].message_id)
-
-
 def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> None:
     first = table.decide("TO: *\n\nhi", number=7)
     again = table.decide("TO: *\n\nhi", number=7, agents=AGENTS | {"newcomer"})

@@ -121,6 +121,7 @@ def test_a_rename_outranks_what_was_seen_before(desk: Desk) -> None:
         (b"nonsense", "not a header line"),
         (b"", "the file is empty"),
         (b"\xff", "not UTF-8"),
+        pytest.param(bytes(2_000_000), "too large", id="too large"),
     ],
 )
 @pytest.mark.parametrize("becomes_whole", [True, False])

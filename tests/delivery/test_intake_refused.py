@@ -161,19 +161,6 @@ def test_a_large_file_is_refused_unread(desk: Desk) -> None:
     assert f"{1 << 40} bytes, too large" in reason(desk.take())
 
 
-def test_a_large_one_written_in_place_has_5_s_too(desk: Desk) -> None:
-    path = desk.outbox / NAME
-    with open(path, "wb") as writer:
-        writer.truncate(2_000_000)
-    desk.touch(path)
-    desk.hint(renamed=False)
-    assert desk.take() == []
-    path.write_bytes(GOOD)
-    desk.touch(path, -1)
-    desk.clock.advance(0.1)
-    assert bodies(desk.take()) == [b"hi"]
-
-
 # -- scans ---------------------------------------------------------------------------------
 
 

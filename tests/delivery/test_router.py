@@ -29,6 +29,7 @@ LEADS = EVERYBODY.agents | {"LEAD", "Lead", "lead"}
 FOUND: list[tuple[str, str, Directory, str, tuple[str, ...]]] = [
     ("bob", "alice", EVERYBODY, "dm/alice/bob", ("bob",)),
     ("alice", "bob", EVERYBODY, "dm/alice/bob", ("alice",)),
+    ("__orchestrator__", "alice", EVERYBODY, "dm/__orchestrator__/alice", ("__orchestrator__",)),
     # Lead, in any case, is who has the role; an agent of exactly that name wins over it
     *((word, "alice", LED, "dm/alice/bob", ("bob",)) for word in ("Lead", "lead", "LEAD", "lEaD")),
     ("lead", "alice", Directory(EVERYBODY.agents | {"lead"}, "bob"), "dm/alice/lead", ("lead",)),
@@ -122,16 +123,6 @@ def test_the_channels_of_two_and_of_all_are_nobodys_address(store: Engine) -> No
         channel_of(store, DIRECT, "alice", "bob", name=name)
         text = bounce(route(to(f"#{name}"), "alice", EVERYBODY, store))
         assert "write to the agent by its name" in text
-
-
-# -- the orchestrator ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [Kind.JOIN, Kind.STATUS, Kind.SPAWN, Kind.MESSAGE])
-def test_the_orchestrator_is_reached_through_a_channel_of_two(store: Engine, kind: Kind) -> None:
-    assert route(to("__orchestrator__", kind), "alice", EVERYBODY, store) == Route(
-        "dm/__orchestrator__/alice", DIRECT, ("alice", "__orchestrator__"), ("__orchestrator__",)
-    )
 
 
 # -- decided before a crash ----------------------------------------------------------------

@@ -172,14 +172,6 @@ def test_with_nothing_new_nothing_is_written(bench: MakeBench) -> None:
     assert one.on_disk() == -1
 
 
-def test_immediate_is_every_message(bench: MakeBench) -> None:
-    one = bench(IMMEDIATE)
-    for count in (1, 2, 3):
-        one.send()
-        assert one.commit()
-        assert one.on_disk() == count
-
-
 def test_manual_is_never_by_itself(bench: MakeBench) -> None:
     one = bench(MANUAL)
     one.send(1000)

@@ -24,7 +24,7 @@ from relay.commstore.store import CommStore
 from relay.engine import query, rules
 from relay.engine.rules import check_topic, match_mode, topic_matches
 from relay.engine.tables import MessageIndex, TopicTrie
-from tests.engine.support import channel_of, new_store, send
+from tests.engine.support import channel_of, new_store
 from tests.fakes import FakeClock
 
 SEGMENT = st.sampled_from(["a", "b", "c"])
@@ -253,13 +253,6 @@ def test_what_is_no_pattern_or_no_topic_is_refused() -> None:
                 check(value)
             assert (caught.value.field, "\n" in str(caught.value)) == (field, False)
             assert caught.value.value_length == len(value.encode())
-
-
-@pytest.mark.shows("engine 2.10")
-def test_a_topic_that_a_message_may_carry(store: CommStore) -> None:
-    channel = channel_of(store, ChannelType.PUB_SUB, "a", "b")
-    for topic in ("a", "a.b", "a-b_9.C", "a.*.#", "a.b*", "t" * 256):
-        assert send(store, channel, "a", topic=topic).topic == topic
 
 
 INVALID = [

@@ -270,13 +270,6 @@ def test_a_replay_is_not_stopped_by_exactly_once() -> None:
     assert [m.id for m in scene.store.receive_messages(None, "worker")] == [sent]
 
 
-def test_a_message_past_its_ttl_is_not_tried_again(scene: Scene) -> None:
-    sent = scene.send(ttl=5)
-    scene.after(10.1)
-    assert scene.state(sent) is DeliveryState.EXPIRED
-    assert scene.store.dead_letters() == []
-
-
 @pytest.mark.shows("engine 3.6")
 @pytest.mark.parametrize("kind", [MessageType.COMMAND, MessageType.QUERY])
 def test_at_most_once_nothing_is_delivered_again_and_nothing_dies(kind: MessageType) -> None:

@@ -116,6 +116,7 @@ def test_a_channel_has_as_many_as_it_may(store: CommStore) -> None:
 
 GOOD: dict[str, tuple[Any, ...]] = {
     "content": ("naïve".encode(), "é" * 524_288, b"x" * 1_048_576),
+    "topic": ("a", "a-b_9.C", "a.*.#", "a.b*", "t" * 256),
     "metadata": (
         {},
         {"k" * 128: "v" * 4096},

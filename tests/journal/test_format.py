@@ -104,22 +104,20 @@ def test_the_golden_snapshot_there_and_back() -> None:
     assert encode_snapshot(read.chunk_index, read.chunk_offset, read.entries) == data
 
 
-def test_the_bad_chunks_are_refused_for_their_fault() -> None:
-    expected = json.loads((FIXTURES / "bad" / "expected.json").read_text())
-    for name, fault in (
-        ("manifest-chunk-crc.mlog", IntegrityError),
-        ("manifest-version-9.mlog", VersionError),
-    ):
-        path = FIXTURES / "bad" / name
-        with pytest.raises(fault) as caught:
-            decode_chunk(path.read_bytes(), str(path), 0)
-        assert caught.value.path == str(path)
-        assert str(caught.value).startswith(f"{path} at {48 if fault is IntegrityError else 8}: ")
-        if fault is IntegrityError:
-            assert expected[name] == "chunk crc differs" and "chunk crc64" in str(caught.value)
-        else:
-            assert "expected version 1, found 9" in str(caught.value)
-            assert expected[name] == "version 9, expected 1"
+@pytest.mark.parametrize(
+    ("name", "fault", "says"),
+    [
+        ("manifest-chunk-crc.mlog", IntegrityError, "at 48: expected chunk crc64 "),
+        ("manifest-version-9.mlog", VersionError, "at 8: expected version 1, found 9"),
+    ],
+)
+def test_the_bad_chunks_are_refused_for_their_fault(
+    name: str, fault: type[FormatError], says: str
+) -> None:
+    path = FIXTURES / "bad" / name
+    with pytest.raises(fault) as caught:
+        decode_chunk(path.read_bytes(), str(path), 0)
+    assert str(caught.value).startswith(f"{path} {says}")
 
 
 def test_a_flipped_record_header_is_known_by_the_chunks_checksum_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import asdict
 
 from relay.base.errors import LedgerError
-from relay.ledger.ledger import FileFacts, Ledger
+from relay.ledger.ledger import Ledger
 from tests.ledger.support import NOW, Look, facts, message_id, record, refusal
 from tests.procs import no_room_above
 
@@ -192,28 +192,6 @@ def test_the_path_of_an_archive_is_noted(ledger: Ledger, look: Look) -> None:
         ("archived", facts(2).file_path),
         ("failed", "archive/2026-01-31/alice/rejected/1.msg"),
     ]
-
-
-def test_the_orchestrators_own_are_claimed_from_the_start(ledger: Ledger, look: Look) -> None:
-    own = FileFacts(
-        message_id(1),
-        "__orchestrator__",
-        f"__orchestrator__/{message_id(1)}.msg",
-        13,
-        NOW,
-        None,
-        "c" * 64,
-        "nack",
-        "alice",
-        NOW,
-    )
-    for _ in range(2):  # decided again after a crash
-        with ledger.transaction():
-            ledger.add([own])
-    assert look.all("SELECT agent_name, file_path, file_size, status, target FROM messages") == [
-        ("__orchestrator__", f"__orchestrator__/{message_id(1)}.msg", 13, "processing", "alice")
-    ]
-    assert own.file_inode is None
 
 
 # -- a disk that takes nothing -------------------------------------------------------------
