@@ -9,6 +9,7 @@ box.restart()                          SIGKILL in place, and the next start
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -220,6 +221,20 @@ class Box:
         """The agent reads: the file leaves its inbox."""
         inbox = self.path("agents", agent, "inbox")
         os.rename(inbox / f"{message_id}.msg", inbox / ".read" / f"{message_id}.msg")
+
+    def remove(self, agent: str, message_id: str) -> None:
+        """The agent reads as a shell script does: the file is gone, at the time of the box."""
+        inbox = self.path("agents", agent, "inbox")
+        (inbox / f"{message_id}.msg").unlink()
+        os.utime(inbox, ns=(self.clock.now_ns(), self.clock.now_ns()))
+
+    def attach(self, content: bytes, digest: str = "") -> Path:
+        """Content in the store of attachments, under its own name or another."""
+        name = digest or hashlib.sha256(content).hexdigest()
+        path = self.path("attachments", name[:2], name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return path
 
     def inbox(self, agent: str) -> dict[str, MessageFile]:
         """Message id -> message, oldest first."""

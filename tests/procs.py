@@ -92,6 +92,13 @@ def drop(home: Path, agent: str, text: str, name: str = "1000000001-01.msg") -> 
     return name.removesuffix(".msg")
 
 
+def send(home: Path, *words: str, sender: str = "alice") -> str:
+    """Send, and wait until the relay has recorded what became of it; the id."""
+    done = relay("send", "--as", sender, "--wait", "delivered", *words, home=home)
+    assert done.stdout, done.stderr
+    return done.stdout.strip()
+
+
 def inbox_of(home: Path, agent: str) -> list[Path]:
     """The messages in an inbox, oldest first."""
     return sorted((home / "agents" / agent / "inbox").glob("*.msg"))

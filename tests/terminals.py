@@ -1,9 +1,11 @@
-"""A command in a terminal of its own, to its end; in a fork of a process that has loaded it."""
+"""A command in a terminal of its own: to its end, in a fork of a process that has loaded it, or as
+a person uses it."""
 
 from __future__ import annotations
 
 import os
 import pty
+import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -42,3 +44,18 @@ def lines_in_a_terminal(home: Path, columns: int, command: str) -> list[str]:
     code, shown = in_a_terminal(home, *command.split(), size=(24, columns), NO_COLOR="1")
     assert code == 0, shown
     return shown.rstrip("\r\n").split("\r\n")
+
+
+def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
+    """The command in a terminal of 100 columns, for a person who reads and types."""
+    env = environment(TERM="xterm", NO_COLOR="1")
+    for name in ("COLUMNS", "LINES"):  # they would be the width and the height
+        env.pop(name, None)
+    return pexpect.spawn(
+        sys.executable,
+        ["-m", "relay", "--home", str(home), *words],
+        env=env,  # type: ignore[arg-type]
+        dimensions=(24, 100),
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )

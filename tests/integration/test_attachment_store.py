@@ -24,15 +24,6 @@ from tests.procs import until
 DAY_NS = 86_400 * NS_PER_S
 
 
-def put(box: Box, content: bytes, name: str = "") -> Path:
-    """Content in the store, under its own name or another."""
-    digest = name or hashlib.sha256(content).hexdigest()
-    path = box.path("attachments", digest[:2], digest)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
 def send(box: Box, *digests: str, agent: str = "alice") -> str:
     lines = "".join(f"ATTACHMENT: sha256:{digest}\n" for digest in digests)
     return box.send(agent, f"TO: bob\n{lines}\nsee there")
@@ -45,7 +36,7 @@ def refused(box: Box) -> str:
 
 
 def test_what_is_as_its_name_says_is_taken_and_referenced(box: Box) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     sent = send(box, path.name)
     assert box.inbox("bob")[sent].attachments == (f"sha256:{path.name}",)
     assert box.sql("SELECT sha256, message_id FROM attachment_refs") == [(path.name, sent)]
@@ -54,7 +45,7 @@ def test_what_is_as_its_name_says_is_taken_and_referenced(box: Box) -> None:
 
 def test_other_content_is_refused_and_set_aside(box: Box) -> None:
     wanted = hashlib.sha256(b"a file").hexdigest()
-    path = put(box, b"another file", wanted)
+    path = box.attach(b"another file", wanted)
     found = hashlib.sha256(b"another file").hexdigest()
     send(box, wanted)
     assert refused(box) == (
@@ -69,11 +60,11 @@ def test_other_content_is_refused_and_set_aside(box: Box) -> None:
     ]
     assert box.sql("SELECT * FROM attachment_refs") == []
 
-    put(box, b"still another", wanted)
+    box.attach(b"still another", wanted)
     send(box, wanted, agent="carol")
     assert sorted(p.name for p in path.parent.iterdir()) == [f"{wanted}.bad", f"{wanted}.bad.1"]
 
-    put(box, b"a file")
+    box.attach(b"a file")
     send(box, wanted)
     assert box.bodies("bob") == ["see there"]
 
@@ -95,7 +86,7 @@ def test_what_is_no_file_of_its_own_is_refused_and_set_aside(
     secret = tmp_path / "secret"
     secret.write_bytes(b"a file")
     secret.chmod(0o644)
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     path.unlink()
     make, said = UNSAFE[kind]
     make(path, secret)
@@ -112,7 +103,7 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
 ) -> None:
     content = os.urandom(1 << 20) * 8
     digest = hashlib.sha256(content).hexdigest()
-    put(box, content if is_right else content[1:], digest)
+    box.attach(content if is_right else content[1:], digest)
     send(box, digest)
     assert box.bodies("bob") == [] and box.nacks("alice") == []
     assert box.outbox("alice")
@@ -133,7 +124,7 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
 def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     open_regular = fsio.open_regular
 
     def broken(name: str, dir_fd: int | None, **options: bool) -> object:
@@ -153,7 +144,7 @@ def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
 
 
 def test_one_that_changed_since_is_read_again(box: Box) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     send(box, path.name)
     path.write_bytes(b"changed")
     os.utime(path, ns=(1, 1))
@@ -164,7 +155,7 @@ def test_one_that_changed_since_is_read_again(box: Box) -> None:
 
 def test_killed_before_it_is_set_aside_it_is_found_again(box: Box) -> None:
     wanted = hashlib.sha256(b"a file").hexdigest()
-    path = put(box, b"another file", wanted)
+    path = box.attach(b"another file", wanted)
     with killed_in(validate, "set_aside"):
         send(box, wanted)
     assert path.exists()
@@ -176,7 +167,7 @@ def test_killed_before_it_is_set_aside_it_is_found_again(box: Box) -> None:
 
 
 def test_references_are_made_again_with_a_ledger_that_is_gone(box: Box) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     sent = send(box, path.name)
     box.kill()
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
@@ -207,7 +198,7 @@ def forget(box: Box) -> list[tuple[str]]:
 
 
 def test_what_nobody_named_for_a_while_is_collected(box: Box) -> None:
-    named, old, fresh = (put(box, content) for content in (b"named", b"old", b"fresh"))
+    named, old, fresh = (box.attach(content) for content in (b"named", b"old", b"fresh"))
     send(box, named.name)
     for path in (named, old):
         age(path, 40)
@@ -224,7 +215,7 @@ def test_what_nobody_named_for_a_while_is_collected(box: Box) -> None:
 
 
 def test_a_reference_keeps_it_until_it_is_old_too(box: Box) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     box.take("bob", send(box, path.name))
     box.tick()
     age(path, 40)
@@ -237,7 +228,7 @@ def test_a_reference_keeps_it_until_it_is_old_too(box: Box) -> None:
 
 
 def test_who_attaches_it_again_keeps_it(box: Box) -> None:
-    path = put(box, b"a file")
+    path = box.attach(b"a file")
     age(path, 40)
     with Agent("alice", box.root) as alice:
         reference = alice.attach(b"a file")

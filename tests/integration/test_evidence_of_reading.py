@@ -38,17 +38,11 @@ def inbox(box: Box, *parts: str) -> Path:
     return box.path("agents", "bob", "inbox", *parts)
 
 
-def remove(box: Box, message_id: str) -> None:
-    """Somebody removes a file from bob's inbox, at the time of the box."""
-    inbox(box, f"{message_id}.msg").unlink()
-    os.utime(inbox(box), ns=(box.clock.now_ns(), box.clock.now_ns()))
-
-
 def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     taken, removed = (any_box.send("alice", HI) for _ in range(2))
     any_box.after(1.1)
     any_box.take("bob", taken)
-    remove(any_box, removed)
+    any_box.remove("bob", removed)
     any_box.tick()
     assert read(any_box, taken) == ("read", "taken")  # at once
     assert read(any_box, removed) == ("written", None)  # its mailbox may be going, too
@@ -61,7 +55,7 @@ def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
 ) -> None:
     first, *_ = [box.send("alice", HI) for _ in range(5)]
     box.after(1.1)
-    remove(box, first)
+    box.remove("bob", first)
     box.tick()
 
     def all_of_them(_: str) -> dict[str, int]:
@@ -127,7 +121,7 @@ def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -
     shutil.copy(box.path("agents/carol/inbox", f"{strange}.msg"), inbox(box))
     box.after(31)
     for one in (first, strange):
-        remove(box, one)
+        box.remove("bob", one)
     box.tick()
     new = box.path("tmp", "new")
     (new / ".pending").mkdir(parents=True)
@@ -136,7 +130,7 @@ def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -
     os.rename(new, inbox(box))
     box.after(1.1)
     assert attempts(box) == {"1": "2", "2": "2"}
-    remove(box, second)
+    box.remove("bob", second)
     box.after(1.1)
     box.after(1.1)
     assert read(box, second) == ("read", "removed") and attempts(box) == {"1": "2"}
@@ -276,7 +270,7 @@ def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
     taken, removed = (box.send("alice", HI) for _ in range(2))
     box.kill()
     box.take("bob", taken)
-    remove(box, removed)
+    box.remove("bob", removed)
     box.open()
     box.after(1.1)
     assert (read(box, taken), read(box, removed)) == (("read", "taken"), ("read", "removed"))
@@ -284,8 +278,7 @@ def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
 
 def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
-    for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.after(pause_s)
+    box.until_dead()
     assert read(box, sent) == ("dead", None)
     box.take("bob", sent)
     box.tick()

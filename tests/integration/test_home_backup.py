@@ -20,7 +20,7 @@ from relay.base.home import LEDGER, LOCK, Home
 from relay.daemon import home_backup
 from relay.daemon.home_restore import restore
 from tests.box import Box
-from tests.disk import failing, flip, killed_at, steps_of
+from tests.disk import failing, flip, hooked, killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, meanwhile, relay, until
 
@@ -48,8 +48,7 @@ def a_home(root: Path) -> Box:
     box.send("alice", "TO: nobody\n\nrefused")
     box.send("bob", "TO: __orchestrator__\nKIND: continuity\n\nACTION: save\n\nwhat bob knows")
     box.path("agents/alice/key").write_bytes(b"k" * 32)
-    box.path("attachments/ab").mkdir()
-    box.path("attachments/ab", "ab" * 32).write_bytes(b"attached")
+    box.attach(b"attached")
     box.flush()
     return box
 
@@ -124,7 +123,7 @@ MOMENTS = ["/config.json", "/agents/bob", "archive/", "relay.acomm", "ledger.db"
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, tmp_path: Path
 ) -> None:
     """Messages are sent, delivered, read, acknowledged and archived at one moment of the copy: a
     start of it neither loses what was accepted before it began, nor gives anybody twice what he
@@ -136,9 +135,8 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
     box.flush()
     happened: list[str] = []
 
-    def meanwhile_(operation: str, name: str) -> None:
+    def during(operation: str, name: str) -> None:
         if operation == "create" and "kept.unfinished" in name and moment in name and not happened:
-            monkeypatch.setattr(fsio, "fault", lambda *_: None)
             happened.append(box.send("alice", "TO: *\n\nmeanwhile"))
             box.take("bob", first[1])
             box.take("bob", happened[0])
@@ -146,9 +144,8 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
             box.flush()
             happened.append(box.drop("alice", "TO: bob\n\nnot accepted yet"))
 
-    monkeypatch.setattr(fsio, "fault", meanwhile_)
-    backup(box, tmp_path / "kept")
-    monkeypatch.undo()
+    with hooked(during):
+        backup(box, tmp_path / "kept")
     assert len(happened) == 2
     box.close()
     restore(str(tmp_path / "kept"), str(tmp_path / "again"))
@@ -170,9 +167,7 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
 
 
 @pytest.mark.damages
-def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(tmp_path: Path) -> None:
     """A message leaves the live store while the home is copied; its reader has not taken it yet."""
     config = Config(store=StoreSettings(roll_after_s=1, roll_messages=1))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
@@ -185,9 +180,8 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
                 box.after(60, turns=1)
             assert box.store.messages.find_by_relay_id(sent[0]) is None  # it is in an archive alone
 
-    monkeypatch.setattr(fsio, "fault", during)
-    backup(box, tmp_path / "kept")
-    monkeypatch.undo()
+    with hooked(during):
+        backup(box, tmp_path / "kept")
     box.close()
     restore(str(tmp_path / "kept"), str(tmp_path / "again"))
     again = Box(tmp_path / "again", config=config)
@@ -198,11 +192,8 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(
 
 def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
     """Real processes: one writes as fast as it can, one takes, the relay runs, a copy is made."""
-    running = Relay(home)
-    running.start()
     inbox = home / "agents/bob/inbox"
     sent: list[str] = []
-    alice = Agent("alice", str(home))
 
     def step() -> None:
         sent.append(alice.send("bob", f"number {len(sent)}"))
@@ -211,7 +202,7 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
                 os.rename(path, inbox / ".read" / path.name)
 
     kept = home.parent / "kept"
-    with meanwhile(step):
+    with Relay(home), Agent("alice", str(home)) as alice, meanwhile(step):
         until(lambda: len(sent) > 100)
         with Look(home / LEDGER) as look:
             accepted = {row[0] for row in look.all("SELECT message_id FROM messages")}
@@ -219,19 +210,14 @@ def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Pat
         assert done.returncode == 0, done.stderr
         more = len(sent) + 50
         until(lambda: len(sent) > more)
-    alice.close()
-    running.stop()
     again = home.parent / "again"
     done = relay("restore", str(kept), home=again)
     assert done.returncode == 0, done.stderr
     before = _mail(again)
-    other = Relay(again)
-    other.start()
-    with Look(again / LEDGER) as look:
+    with Relay(again), Look(again / LEDGER) as look:
         open_rows = "SELECT count(*) FROM messages WHERE status NOT IN ('archived', 'failed')"
         until(lambda: look.one(open_rows) == 0)
-    doctor = relay("doctor", home=again)
-    other.stop()
+        doctor = relay("doctor", home=again)
     after = _mail(again)
     assert accepted <= set(after) <= set(sent)
     assert all(after[one] == where for one, where in before.items() if where != ".pending")

@@ -9,19 +9,13 @@ from pathlib import Path
 import pytest
 
 from relay.views.ids import short_ids
-from tests.procs import relay, rows_of, until
+from tests.procs import relay, rows_of, send, until
 
 pytestmark = pytest.mark.usefixtures("waits")
 
 
 def short(message_id: str) -> str:
     return short_ids([message_id])[message_id]
-
-
-def send(home: Path, *words: str) -> str:
-    done = relay("send", "--as", "alice", *words, home=home)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.usefixtures("running")

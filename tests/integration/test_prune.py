@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -164,10 +163,7 @@ def test_what_may_lie_in_the_archive_without_a_note_stays(box: Box) -> None:
 
 def attached(box: Box, content: bytes) -> Path:
     """An attachment of the clock's day."""
-    digest = hashlib.sha256(content).hexdigest()
-    path = box.path("attachments", digest[:2], digest)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
+    path = box.attach(content)
     os.utime(path, ns=(0, box.clock.now_ns()))
     return path
 

@@ -33,6 +33,7 @@ from tests.procs import (
     status_of,
     until,
 )
+from tests.terminals import terminal
 
 pytestmark = pytest.mark.shows("ready 3.1")
 
@@ -250,8 +251,7 @@ def test_an_upload_that_takes_long_does_not_stop_service_for_a_reload(home: Path
 
 
 def test_a_relay_at_a_terminal_goes_with_it(home: Path) -> None:
-    command = ["-m", "relay", "--home", str(home), "up", "--foreground"]
-    view = pexpect.spawn(sys.executable, command, env=environment(), timeout=PATIENCE_S)  # type: ignore[arg-type]
+    view = terminal(home, "up", "--foreground")
     view.expect("ready: ")
     view.kill(signal.SIGHUP)
     view.expect(pexpect.EOF)

@@ -26,13 +26,6 @@ COLUMNS = (
 )
 
 
-def remove(box: Box, message_id: str) -> None:
-    """Bob reads as a shell script does, at the time of the box."""
-    inbox = box.path("agents/bob/inbox")
-    (inbox / f"{message_id}.msg").unlink()
-    os.utime(inbox, ns=(box.clock.now_ns(), box.clock.now_ns()))
-
-
 def a_home(root: Path) -> tuple[Box, dict[str, str]]:
     """Bob's mail in every state that there is; body -> message id."""
     box = Box(root, *AGENTS)
@@ -54,7 +47,7 @@ def a_home(root: Path) -> tuple[Box, dict[str, str]]:
     box.after(1.1)
     for body in ("taken", "done", "begun", "failed"):
         box.take("bob", sent[body])
-    remove(box, sent["removed"])
+    box.remove("bob", sent["removed"])
     box.tick()
     box.after(1.1)
     answer("done", "ack", "completed all of it")
@@ -158,7 +151,7 @@ def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_runnin
     assert table(root) == before
     assert [line for line in again.log if line.get("level") == "warning"] == []
 
-    remove(again, sent["unread"])  # by a script that knows no .read: it was read, in this inbox
+    again.remove("bob", sent["unread"])  # without .read: it was read, in this inbox
     again.take("bob", sent["dead"])
     for seconds in (1, 1, 31):
         again.after(seconds)
@@ -177,7 +170,7 @@ def test_D2_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how
     box.after(1.1)
     box.close()
     if how == "by one":  # with rm, while no relay ran
-        remove(box, sent)
+        box.remove("bob", sent)
     else:
         shutil.rmtree(root / "agents/bob")
     with Home(str(root)) as home:

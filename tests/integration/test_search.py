@@ -14,12 +14,7 @@ from relay.base.config import Config, SearchSettings, StoreSettings
 from relay.base.home import lock_home
 from relay.search.index import Index
 from tests.box import Box
-from tests.procs import Relay, relay, relay_anew
-
-
-def send(home: Path, *arguments: str) -> str:
-    done = relay("send", "--as", "alice", "--wait", "delivered", *arguments, home=home)
-    return done.stdout.strip()
+from tests.procs import Relay, relay, relay_anew, send
 
 
 def bodies(done: subprocess.CompletedProcess[str]) -> list[str]:

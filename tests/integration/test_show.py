@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, rows_of, until
-
-
-def send(home: Path, *words: str, sender: str = "alice") -> str:
-    """Send, and wait until the relay has recorded what became of it; the id."""
-    done = relay("send", "--as", sender, "--wait", "delivered", *words, home=home)
-    assert done.stdout, done.stderr
-    return done.stdout.strip()
+from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, rows_of, send, until
 
 
 def shown(home: Path, *words: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from agent_sdk.requests import spawn_headers
 from relay.agents.requests import parse_env
 from relay.agents.run_files import rotate
 from relay.base.home import Home
-from tests.procs import PATIENCE_S, environment, home_of, relay, rows_of, until
-from tests.terminals import lines_in_a_terminal
+from tests.procs import PATIENCE_S, home_of, relay, rows_of, until
+from tests.terminals import lines_in_a_terminal, terminal
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +30,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for row in listed(root):
         relay("release", row["name"], "--timeout", str(PATIENCE_S), home=root)
     relay("down", home=root)
-
-
-def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
-    """The command in a terminal."""
-    return pexpect.spawn(
-        sys.executable,
-        ["-m", "relay", "--home", str(home), *words],
-        env=environment(TERM="xterm", NO_COLOR="1"),  # type: ignore[arg-type]
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-    )
 
 
 def listed(home: Path, *options: str) -> list[dict[str, Any]]:

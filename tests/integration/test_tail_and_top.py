@@ -23,37 +23,17 @@ from tests.procs import (
     relay,
     relay_anew,
     rows_of,
+    send,
     until,
 )
-from tests.terminals import lines_in_a_terminal
+from tests.terminals import lines_in_a_terminal, terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-def send(home: Path, *words: str) -> str:
-    done = relay("send", *words, home=home)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def short(message_id: str) -> str:
     """An id as tables show it."""
     return message_id.partition("-")[2][:8]
-
-
-def terminal(home: Path, *words: str) -> pexpect.spawn[str]:
-    """The command in a terminal of 100 columns."""
-    env = environment(TERM="xterm", NO_COLOR="1")
-    for name in ("COLUMNS", "LINES"):  # they would be the width and the height
-        env.pop(name, None)
-    return pexpect.spawn(
-        sys.executable,
-        ["-m", "relay", "--home", str(home), *words],
-        env=env,  # type: ignore[arg-type]
-        dimensions=(24, 100),
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-    )
 
 
 def events(home: Path, *words: str) -> list[dict[str, object]]:
@@ -62,7 +42,7 @@ def events(home: Path, *words: str) -> list[dict[str, object]]:
 
 def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
     view = terminal(home, "tail")
-    sent = send(home, "bob", "--as", "alice", "--kind", "command", "do it")
+    sent = send(home, "bob", "--kind", "command", "do it")
     first = short(sent)
     view.expect(rf"new +{first} +command +alice -> bob\r\n")
     view.expect(rf"delivered +{first} +command +alice -> bob\r\n")
@@ -72,7 +52,7 @@ def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
     view.expect(rf"acked +{first} +command +alice -> bob +\(completed\)\r\n")
     assert running.stop() == 0  # it goes on while no relay runs, and behind the next start
     running.start()
-    bad = short(send(home, "nobody", "--as", "alice", "lost"))
+    bad = short(send(home, "nobody", "lost"))
     view.expect(rf"refused +{bad} +message +alice -> nobody +\(.*there is no agent nobody")
     view.sendintr()
     view.expect(pexpect.EOF)
@@ -81,8 +61,8 @@ def test_tail_shows_each_event_as_it_comes(running: Relay, home: Path) -> None:
 
 
 def test_tail_shows_what_messages_say(running: Relay, home: Path) -> None:
-    first = send(home, "bob", "--as", "alice", "one\n\x1b[31mtwo")
-    send(home, "nobody", "--as", "alice", "lost")
+    first = send(home, "bob", "one\n\x1b[31mtwo")
+    send(home, "nobody", "lost")
     until(lambda: "  lost\n" in relay("tail", "--no-follow", "--body", home=home).stdout)
     found = events(home, "--body")
     assert [e["body"] for e in found if e["message_id"] == first] == [None, "one\n\x1b[31mtwo"]
@@ -100,7 +80,7 @@ def test_tail_shows_what_messages_say(running: Relay, home: Path) -> None:
 
 
 def test_lines_of_tail_fit_the_terminal_unless_they_are_wide(running: Relay, home: Path) -> None:
-    send(home, "nobody", "--as", "alice", "lost")
+    send(home, "nobody", "lost")
     until(lambda: [e for e in events(home) if e["event"] == "refused"])
     for words, is_cut in ((), True), (("--wide",), False):
         shown = lines_in_a_terminal(home, 100, " ".join(("tail", "--no-follow", *words)))
@@ -110,7 +90,7 @@ def test_lines_of_tail_fit_the_terminal_unless_they_are_wide(running: Relay, hom
 
 
 def test_tail_of_the_past_ends_by_itself(running: Relay, home: Path) -> None:
-    ids = [send(home, "bob", "--as", "alice", str(number)) for number in range(3)]
+    ids = [send(home, "bob", str(number)) for number in range(3)]
     until(lambda: len([e for e in events(home) if e["event"] == "delivered"]) == 3)
     found = events(home, "--since", "1h")
     assert [e["message_id"] for e in found if e["event"] == "new"] == ids
@@ -131,7 +111,7 @@ def test_a_time_that_was_printed_can_be_pasted(
     """In a zone that is hours away from UTC, as times are shown."""
     monkeypatch.setenv("TZ", "Australia/Lord_Howe")
     for number in range(3):
-        send(home, "bob", "--as", "alice", str(number))
+        send(home, "bob", str(number))
         time.sleep(0.005)
     until(lambda: len([e for e in events(home) if e["event"] == "delivered"]) == 3)
     shown = relay_anew("tail", "--no-follow", home=home).stdout.splitlines()
@@ -171,7 +151,7 @@ def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(
     view.expect("relay ready, pid")
     for name in COLUMNS:
         view.expect_exact(name)
-    send(home, "bob", "--as", "alice", "--kind", "command", "do it")
+    send(home, "bob", "--kind", "command", "do it")
     view.expect(r"bob +active +0 +1 +1 ")  # unread, owed
     view.expect(r"accepted 1 \(\d+/s\)")
     assert running.stop() == 0  # it goes on when the relay goes
@@ -225,7 +205,7 @@ def test_top_scrolls_and_says_what_is_cut(running: Relay) -> None:
 
 
 def test_without_a_terminal_top_is_one_plain_look(running: Relay, home: Path) -> None:
-    send(home, "bob", "--as", "alice", "hi")
+    send(home, "bob", "hi")
     until(lambda: "accepted 1" in relay("top", home=home).stdout)
     done = relay("top", home=home)
     assert (done.returncode, done.stderr) == (0, "")
@@ -271,11 +251,11 @@ def a_short_talk(home: Path) -> str:
     def saw(event: str, times: int = 1) -> bool:
         return len([e for e in events(home, "--since", "1h") if e["event"] == event]) == times
 
-    asked = send(home, "bob", "--as", "alice", "--kind", "command", "build the docs")
+    asked = send(home, "bob", "--kind", "command", "build the docs")
     until(lambda: saw("delivered"))
     relay("inbox", "--as", "bob", "--take", home=home)
     until(lambda: saw("read"))
-    send(home, "alice", "--as", "bob", "looking into it")
+    send(home, "alice", "looking into it", sender="bob")
     until(lambda: saw("delivered", 2))
     relay("ack", "--as", "bob", asked, "completed", home=home)
     until(lambda: saw("delivered", 3))
@@ -319,7 +299,7 @@ def test_a_terminal_is_told_of_unread_messages(
         return "\n".join(lines_in_a_terminal(home, 100, " ".join(words)))
 
     for number in range(2):
-        send(home, "bob", "--as", "alice", str(number))
+        send(home, "bob", str(number))
     until(lambda: len(list((home / "agents" / "bob" / "inbox").glob("*.msg"))) == 2)
     advice = "2 unread for bob; see `relay"
     assert advice not in shown("agents")  # they are not operator's
