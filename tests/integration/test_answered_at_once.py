@@ -5,18 +5,13 @@ from __future__ import annotations
 
 from tests.box import Box
 
-
-def acks(box: Box, agent: str) -> list[str]:
-    return [m.body.decode().strip() for m in box.inbox(agent).values() if m.kind == "ack"]
-
-
 # -- M15: the channel is the address -------------------------------------------------------
 
 
 def test_M15_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: #build\nKIND: join\n\n")
-    assert acks(box, "bob") == ["completed bob is a member of build, a Group channel"]
+    assert box.acks("bob") == ["completed bob is a member of build, a Group channel\n"]
     box.send("alice", "TO: #build\n\nhi")
     assert "hi" in box.bodies("bob")
     box.send("bob", "TO: #build\nKIND: leave")

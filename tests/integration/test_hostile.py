@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import Any
 
@@ -74,14 +73,6 @@ def test_an_archive_that_cannot_be_written_is_tried_again(box: Box) -> None:
     assert box.row(sent)["status"] == "archived"
     assert box.outbox("alice") == []
     assert not list(archive.glob("*/alice/duplicates/*"))
-
-
-def test_an_agent_replaced_by_another_of_its_name_is_watched(box: Box) -> None:
-    os.rename(box.path("agents", "alice"), box.path("tmp", "alice"))
-    box.path("agents", "alice", "outbox", ".pending").mkdir(parents=True)
-    box.tick()
-    sent = box.send("alice", "TO: bob\n\nthe new alice")
-    assert box.states(sent) == {"bob": "written"}
 
 
 def test_an_agent_being_removed_is_not_made_again_under_ones_hands(box: Box) -> None:
