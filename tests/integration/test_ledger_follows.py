@@ -50,30 +50,26 @@ def no_delivery(operation: str, path: str) -> None:
         raise OSError(errno.EACCES, "no", path)
 
 
-def test_what_is_archived_in_the_store_is_given_up(make_box: MakeBox) -> None:
-    box = make_box("alice", "bob", config=Config(delivery=SOON))
-    team(box, "retention: count 1")
-    sent = [box.send("alice", f"TO: #team\n\n{number}") for number in range(3)]
-    renew(box)
-    with failing("create", sent[0], errno.EACCES):
-        for _ in range(10):
-            box.after(20)
-    assert row(box, sent[0])[0] == "dead"
-
-
-def test_what_is_archived_in_the_store_waits_for_the_disk(make_box: MakeBox) -> None:
+@pytest.mark.parametrize(
+    ("code", "ends", "later"),
+    [(errno.EACCES, "dead", "dead"), (errno.ENOSPC, "held", "written")],
+    ids=["given up", "waits for the disk"],
+)
+@pytest.mark.box("alice", "bob", config=Config(delivery=SOON))
+def test_what_is_archived_in_the_store_is_given_up_or_waits_for_the_disk(
+    box: Box, code: int, ends: str, later: str
+) -> None:
     """However long; and that the ledger alone has its further attempt is no fault."""
-    box = make_box("alice", "bob", config=Config(delivery=SOON))
     team(box, "retention: count 1")
     sent = [box.send("alice", f"TO: #team\n\n{number}") for number in range(3)]
     renew(box)
-    with failing("create", sent[0]):
+    with failing("create", sent[0], code):
         for _ in range(10):
             box.after(20)
-    assert row(box, sent[0])[0] == "held"
+    assert row(box, sent[0])[0] == ends
     assert findings_of(box.root) == []
     box.after(61)
-    assert row(box, sent[0])[0] == "written"
+    assert row(box, sent[0])[0] == later
 
 
 def test_what_waited_for_the_disk_is_tried_once_whatever_its_age(make_box: MakeBox) -> None:

@@ -6,97 +6,58 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.base.test_discovery import link_work_tree, make_home
 from tests.shells import RELAY_SH, SHELLS
 
-Lay = Callable[[Path, Path], Path | str | None]  # (project, elsewhere) -> the directory to work in
+
+class Layout(NamedTuple):
+    """Where there are homes, below the person's directory, and what else there is."""
+
+    homes: str = ""  # folders with one
+    tree: str = ""  # another work tree of the project, in which the person works
+    pointer: str = "{}"  # how it names the project
+    folder: str = ""  # one of the project
+    git: str = ""  # what src/.git points to
+    link: str = ""  # the folder whose home the project's own is a link to
+    mode: int = 0  # of the project's home
+
+    def lay(self, me: Path, project: Path) -> None:
+        """Make all of it."""
+        for folder in self.homes.split():
+            make_home(me / folder)
+        if self.tree:
+            link_work_tree(project, me / self.tree, self.pointer)
+        if self.folder:
+            (project / self.folder).mkdir(parents=True)
+        if self.git:
+            (project / "src/.git").write_text(f"gitdir: {self.git}\n")
+        if self.link:
+            (project / ".agent-relay").symlink_to(me / self.link / ".agent-relay")
+        if self.mode:
+            (project / ".agent-relay").chmod(self.mode)
 
 
-def nothing(project: Path, other: Path) -> None:
-    """No home anywhere."""
-
-
-def above(project: Path, other: Path) -> None:
-    make_home(project)
-
-
-def here(project: Path, other: Path) -> None:
-    make_home(project)
-    make_home(project / "src/deep")
-
-
-def own_directory_only(project: Path, other: Path) -> None:
-    make_home(project.parents[1])
-    make_home(project.parents[2])
-
-
-def empty_folder_between(project: Path, other: Path) -> None:
-    make_home(project)
-    (project / "src/.agent-relay").mkdir()
-
-
-def work_tree(project: Path, other: Path) -> Path:
-    make_home(project)
-    link_work_tree(project, other / "tree")
-    return other / "tree"
-
-
-def work_tree_by_a_relative_path(project: Path, other: Path) -> Path:
-    make_home(project)
-    link_work_tree(project, project.parent / "tree", "../project/.git/worktrees/tree")
-    return project.parent / "tree"
-
-
-def work_tree_and_one_beside_it(project: Path, other: Path) -> Path:
-    make_home(project.parent)
-    make_home(other)
-    link_work_tree(project, other / "tree")
-    return other / "tree"
-
-
-def submodule(project: Path, other: Path) -> None:
-    make_home(project)
-    (project / ".git/modules/src").mkdir(parents=True)
-    (project / "src/.git").write_text("gitdir: ../.git/modules/src\n")
-
-
-def broken_pointer(project: Path, other: Path) -> None:
-    make_home(project)
-    (project / "src/.git").write_text("gitdir: /nowhere\n")
-
-
-def root(project: Path, other: Path) -> str:
-    return "/"
-
-
-def link(project: Path, other: Path) -> None:
-    (project / ".agent-relay").symlink_to(make_home(other))
-
-
-def open_to_others(project: Path, other: Path) -> None:
-    make_home(project).chmod(0o755)
-
-
-LAYOUTS: tuple[Lay, ...] = (
-    nothing,
-    above,
-    here,
-    own_directory_only,
-    empty_folder_between,
-    work_tree,
-    work_tree_by_a_relative_path,
-    work_tree_and_one_beside_it,
-    submodule,
-    broken_pointer,
-    root,
-    link,
-    open_to_others,
-)
+OWN = "work/project"
+LAYOUTS = {
+    "nothing": Layout(),
+    "above": Layout(OWN),
+    "here": Layout(f"{OWN} {OWN}/src/deep"),
+    "own directory only": Layout(". .."),
+    "empty folder between": Layout(OWN, folder="src/.agent-relay"),
+    "work tree": Layout(OWN, "../other/tree"),
+    "work tree by a relative path": Layout(OWN, "work/tree", "../project/.git/worktrees/tree"),
+    "work tree and one beside it": Layout("work ../other", "../other/tree"),
+    "submodule": Layout(OWN, folder=".git/modules/src", git="../.git/modules/src"),
+    "broken pointer": Layout(OWN, git="/nowhere"),
+    "root": Layout(),
+    "link": Layout("../other", link="../other"),
+    "open to others": Layout(OWN, mode=0o755),
+}
 SHOWN = '. "$RELAY_SH"; (_relay_settle; _relay_home ""; printf "%s\\n" "$home")'
 BY_PYTHON = "from relay.base.discovery import default_root; print(default_root())"
 
@@ -134,9 +95,14 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
     return [*SHELLS[request.param], "-c"]
 
 
-@pytest.mark.parametrize("lay", LAYOUTS, ids=lambda lay: lay.__name__)
-def test_a_shell_chooses_what_python_chooses(lay: Lay, person: Person) -> None:
-    person.cwd = lay(person.project, person.folder / "elsewhere") or person.cwd
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_shell_chooses_what_python_chooses(name: str, person: Person) -> None:
+    layout, me = LAYOUTS[name], person.folder / "me"
+    layout.lay(me, person.project)
+    if layout.tree:
+        person.cwd = (me / layout.tree).resolve()
+    elif name == "root":
+        person.cwd = "/"
     wanted = person.run([sys.executable, "-c", BY_PYTHON])
     for shell in SHELLS.values():
         done = person.run([*shell, "-c", SHOWN])
