@@ -39,15 +39,6 @@ def retire(box: Box, agent: str) -> None:
     assert (answer.kind, answer.body) == ("ack", f"completed {agent} is retired\n".encode())
 
 
-def terminate(box: Box, agent: str, start: Start) -> None:
-    process = start(agent)
-    box.after(31)
-    end(process)
-    box.after(31)
-    box.after(300)
-    assert box.life(agent)[0] == "terminated"
-
-
 # -- retired ---------------------------------------------------------------------------------
 
 
@@ -222,7 +213,12 @@ def test_who_is_retired_leaves_nobody_waiting_for_it(box: Box) -> None:
 
 
 def test_a_process_that_comes_back_gets_its_mail_at_once(box: Box, start: Start) -> None:
-    terminate(box, "bob", start)
+    process = start("bob")
+    box.after(31)
+    end(process)
+    for seconds in (31, 300):
+        box.after(seconds)
+    assert box.life("bob")[0] == "terminated"
     start("bob")
     sent = box.send("alice", "TO: bob\n\nare you there?")  # no scan in between
     assert box.states(sent) == {"bob": "written"}

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -18,7 +18,7 @@ from relay.ledger.file import connect, open_readonly
 from relay.ledger.ledger import SKIPPED
 from relay.reach.report import OFFERED, RING, write_report
 from tests.box import Box
-from tests.disk import failing, hooked
+from tests.disk import failing, flip, hooked
 from tests.kills import Killed
 from tests.sound import findings_of
 
@@ -92,9 +92,14 @@ def test_a_nack_that_found_no_room_is_delivered_once(box: Box, is_killed: bool) 
 def test_a_nack_that_a_commit_cut_short_left_in_the_store_is_delivered_once(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def committed(*_: object) -> None:
+        """What came before the event of the staged deliveries, and no more."""
+        box.events.commit()
+        raise Killed
+
     box.join("team", "bob", "alice")
     with away(box, "bob"):
-        monkeypatch.setattr(type(box.store.deliveries), "stage", cut_short(box))
+        monkeypatch.setattr(type(box.store.deliveries), "stage", committed)
         with pytest.raises(Killed):
             box.send("alice", "TO: #team\n\nhi")
         monkeypatch.undo()
@@ -106,16 +111,6 @@ def test_a_nack_that_a_commit_cut_short_left_in_the_store_is_delivered_once(
         box.after(60)
         assert len(box.nacks("alice")) == 1
     assert differences(box) == []
-
-
-def cut_short(box: Box) -> Callable[..., None]:
-    """Commit what came before the event of the staged deliveries, and kill."""
-
-    def stage(*_: object) -> None:
-        box.events.commit()
-        raise Killed
-
-    return stage
 
 
 def test_an_end_that_found_no_room_leaves_no_nack(box: Box) -> None:
@@ -245,9 +240,7 @@ def test_the_file_before_does_not_undo_an_acknowledgment(box: Box) -> None:
     ack(box, "bob", sent)
     box.flush()
     box.kill()
-    damaged = bytearray(box.path(STORE).read_bytes())
-    damaged[len(damaged) // 2] ^= 0xFF
-    box.path(STORE).write_bytes(damaged)
+    flip(box.path(STORE), box.path(STORE).stat().st_size // 2, 0xFF)
     box.open()
     agree(box, sent, bob="acked")
     box.until_dead()

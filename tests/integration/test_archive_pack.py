@@ -16,7 +16,7 @@ from relay.delivery.file_ops import render_retry
 from relay.ledger import archive_pack
 from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
-from tests.disk import killed_before, steps_of
+from tests.disk import flip, killed_before, steps_of
 
 pytestmark = pytest.mark.shows("ready 2.4")
 
@@ -111,9 +111,7 @@ def test_a_pack_that_cannot_be_read_back_removes_nothing(
     compare = archive_pack._verify_pack
 
     def spoiled(dirs, temp, files):  # type: ignore[no-untyped-def]
-        data = bytearray(Path(temp).read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        Path(temp).write_bytes(data)
+        flip(Path(temp), os.stat(temp).st_size // 2, 0xFF)
         return compare(dirs, temp, files)
 
     monkeypatch.setattr(archive_pack, "_verify_pack", spoiled)
@@ -128,12 +126,9 @@ def test_a_damaged_pack_is_not_written_over(home: Home) -> None:
     target.write_bytes(b"no pack")
     with pytest.raises(FormatError):
         pack(home)
-    assert target.read_bytes() == b"no pack" and everything_plain(home) == FILES
+    assert target.read_bytes() == b"no pack"
+    assert {path: Path(home.path(path)).read_bytes() for path in FILES} == FILES
     assert archive_pack.locate(home, f"archive/{DAY}/x/y.msg").endswith("damaged")
-
-
-def everything_plain(home: Home) -> dict[str, bytes]:
-    return {path: Path(home.path(path)).read_bytes() for path in FILES}
 
 
 def test_killed_at_any_step_every_file_is_in_one_place_at_least(home: Home) -> None:

@@ -34,11 +34,6 @@ def ask(home: Path, options: str = "yes, no, later") -> str:
     return asked
 
 
-def taken(home: Path) -> list[dict[str, Any]]:
-    """What alice gets."""
-    return rows_of("inbox", "--as", "alice", "--take", "--all", home=home)
-
-
 def waiting(home: Path) -> list[dict[str, Any]]:
     done = relay("attention", "--json", home=home)
     assert done.returncode in (0, 3), done.stderr
@@ -68,7 +63,7 @@ def test_a_question_waits_until_it_is_answered_by_one_of_its_options(home: Path)
     done = relay("approve", digits, "go ahead", home=home)
     assert done.returncode == 0, done.stderr
     until(lambda: relay("attention", "--count", home=home).stdout == "0\n")
-    (answer,) = taken(home)
+    (answer,) = rows_of("inbox", "--as", "alice", "--take", "--all", home=home)
     said = (answer["kind"], answer["headers"]["RE"], answer["body"])
     assert said == ("response", asked, "yes\n\ngo ahead")
 
@@ -169,20 +164,16 @@ def test_a_command_hears_once_that_something_new_waits(home: Path, tmp_path: Pat
         assert told.read_text() == "1 of 1: question alice\n1 of 2: mail \n"
 
 
+@pytest.mark.usefixtures("running")
+@pytest.mark.home("alice", "bob", attention={"command": ["/nowhere/notify"]})
 def test_a_command_that_fails_is_named_and_tried_again(home: Path) -> None:
-    config = home / "config.json"
-    words = {"attention": {"command": ["/nowhere/notify"]}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | words))
-    with Relay(home):
-        ask(home)
-        for _ in range(2):
-            done = relay("attention", "--notify", home=home)
-            assert done.returncode == 1
-            assert (
-                "/nowhere/notify: [Errno 2]" in done.stderr and "attention.command" in done.stderr
-            )
-        log = home / "logs/relay.log"
-        until(lambda: "The operator was not told that something waits" in log.read_text())
+    ask(home)
+    for _ in range(2):
+        done = relay("attention", "--notify", home=home)
+        assert done.returncode == 1
+        assert "/nowhere/notify: [Errno 2]" in done.stderr and "attention.command" in done.stderr
+    log = home / "logs/relay.log"
+    until(lambda: "The operator was not told that something waits" in log.read_text())
 
 
 @pytest.mark.usefixtures("running")

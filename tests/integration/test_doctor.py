@@ -19,6 +19,7 @@ from relay.doctor import Severity, examine
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.ledger.ledger import Ledger
 from tests.box import Box
+from tests.disk import flip
 from tests.fakes import IdleExecutor
 
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
@@ -124,9 +125,7 @@ def test_checkpoints_without_a_journal(box: Box) -> None:
 
 
 def test_a_damaged_segment(box: Box) -> None:
-    data = bytearray(segment(box, 1).read_bytes())
-    data[900] ^= 7
-    segment(box, 1).write_bytes(data)
+    flip(segment(box, 1), 900, 7)
     lines = doctor(box)
     assert lines and all(line.startswith(f"journal: {segment(box, 1)}") for line in lines)
     assert all(f"`relay --home {box.root} journal move --to 0 SEGMENT`" in line for line in lines)
@@ -134,9 +133,7 @@ def test_a_damaged_segment(box: Box) -> None:
 
 def test_damage_in_the_active_segment_is_not_called_files_that_are_gone(box: Box) -> None:
     last = max(segment(box, 0).parent.glob("*.seg"))
-    data = bytearray(last.read_bytes())
-    data[200] ^= 7
-    last.write_bytes(data)
+    flip(last, 200, 7)
     lines = doctor(box)
     assert lines and all(line.startswith(f"journal: {last}") for line in lines)
 

@@ -80,8 +80,5 @@ def test_an_earlier_home_continues(home: Path) -> None:
 
 def is_the_relays(home: Path, message_id: str) -> bool:
     with Look(str(home / LEDGER)) as look:
-        query = (
-            "SELECT count(*) FROM messages WHERE message_id = ? AND agent_name = '__orchestrator__'"
-        )
-        found = look.all(query, message_id)
-    return found == [(1,)]
+        query = "SELECT agent_name FROM messages WHERE message_id = ?"
+        return look.all(query, message_id) == [("__orchestrator__",)]

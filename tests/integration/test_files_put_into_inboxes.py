@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def test_m32_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
     (marked,) = [line for line in listed if short_ids([STRAY])[STRAY] in line]
     assert "not delivered by the relay" in marked
     assert not any("not delivered" in line for line in listed if sent[20:28] in line)
-    rows = [json.loads(line) for line in _json("inbox", home)]
+    rows = rows_of("inbox", "--as", "bob", home=home)
     assert {row["id"]: row["delivered"] for row in rows} == {sent: True, STRAY: False}
 
     traced = relay("trace", STRAY, home=home)
@@ -104,7 +103,3 @@ def test_m32_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
     (other,) = [line for line in taken.splitlines() if sent in line]
     assert other == f"-- {sent}  message from alice"
     assert os.listdir(home / "agents/bob/inbox/.read")
-
-
-def _json(command: str, home: Path) -> list[str]:
-    return relay(command, "--as", "bob", "--json", home=home).stdout.splitlines()

@@ -6,18 +6,14 @@ nothing to be seen here.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from relay.base.home import Home
-from relay.base.status_client import ask_status
-from tests.procs import PATIENCE_S, drop, environment, relay, until
+from tests.procs import Relay, drop, log_of, relay, status_of, until
 
 LIMIT = 'echo "$2" > "/proc/sys/user/$1" && shift 2 && exec "$@"'
 CASES = {
@@ -28,8 +24,9 @@ CASES = {
 }
 
 
-def limited(name: str, limit: int, *command: str) -> list[str]:
-    return ["unshare", "-r", "-U", "sh", "-c", LIMIT, "sh", name, str(limit), *command]
+def limited(name: str, limit: int) -> list[str]:
+    """What a command is run under to have this limit."""
+    return ["unshare", "-r", "-U", "sh", "-c", LIMIT, "sh", name, str(limit)]
 
 
 def send_and_read(home: Path, sender: str, to: str, message_id: str) -> None:
@@ -47,30 +44,19 @@ def test_what_inotify_does_not_watch_is_scanned(home: Path, case: str) -> None:
     name, limit, watcher, advice = CASES[case]
     if (
         shutil.which("unshare") is None
-        or subprocess.run(limited(name, limit, "true"), check=False, capture_output=True).returncode
+        or subprocess.run([*limited(name, limit), "true"], capture_output=True).returncode
     ):
         pytest.skip("this machine lets nobody set limits in a namespace of their own")
-    read_fd, write_fd = os.pipe()
-    daemon = [sys.executable, "-m", "relay.daemon", "--home", str(home)]
-    process = subprocess.Popen(
-        limited(name, limit, *daemon, "--ready-fd", str(write_fd)),
-        env=environment(),
-        pass_fds=(write_fd,),
-    )
-    os.close(write_fd)
+    running = Relay(home)
+    running.start(*limited(name, limit))
     try:
-        with os.fdopen(read_fd, "rb") as answer:
-            assert answer.readline() == b"ready\n"
         for number, agent in enumerate(("alice", "bob", "carol")):
             other = "carol" if agent != "carol" else "alice"
             send_and_read(home, agent, other, f"100000000{number}-0{number}")
-        lines = (home / "logs" / "relay.log").read_text().splitlines()
-        said = [line for line in map(json.loads, lines) if line["action"] == "scan_instead"]
+        said = log_of(home, "scan_instead")
         assert said and all(advice in line["event"] for line in said)
-        with Home(str(home)) as opened:
-            status = ask_status(opened)
-        assert status is not None and status["watcher"] == watcher
+        status = status_of(home)
+        assert status["watcher"] == watcher
         assert (status["unwatched"] > 0) == (watcher == "inotify")
     finally:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
+        assert running.stop() == 0

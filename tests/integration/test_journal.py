@@ -48,14 +48,6 @@ def restart(box: Box, boot: str = "boot-1") -> None:
     box.tick(3)
 
 
-def lose_ledger(box: Box, keep: Path | None = None) -> None:
-    """The ledger is gone, or as it was when ``keep`` was copied."""
-    for name in NAMES:
-        box.path(name).unlink(missing_ok=True)
-        if keep is not None and (keep / name).exists():
-            shutil.copy(keep / name, box.path(name))
-
-
 @pytest.mark.shows("journal 5.4")
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_the_ledger_lost_is_made_again(box: Box, tmp_path: Path, is_gone: bool) -> None:
@@ -70,7 +62,10 @@ def test_what_the_ledger_lost_is_made_again(box: Box, tmp_path: Path, is_gone: b
     assert len(before[-1]) == 1
     box.flush()  # a checkpoint: the whole journal is needed all the same
     box.kill()
-    lose_ledger(box, None if is_gone else keep)
+    for name in NAMES:
+        box.path(name).unlink(missing_ok=True)
+        if (keep / name).exists() and not is_gone:
+            shutil.copy(keep / name, box.path(name))
     box.open()
     box.tick(3)
     assert [box.sql(query) for query in (DELIVERIES, MESSAGES, REJECTIONS)] == before

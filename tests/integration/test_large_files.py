@@ -26,18 +26,12 @@ def on_disk(box: Box) -> int:
     return sum(path.stat().st_blocks * 512 for path in segments(box))
 
 
-def drop_large(box: Box, size: int) -> Path:
-    """A sparse file of so many bytes, renamed into the outbox of alice."""
-    name = box.name()
+def test_a_large_file_is_refused_and_no_room_is_made_for_it(box: Box) -> None:
+    before, name = on_disk(box), box.name()
     pending = box.path("agents", "alice", "outbox", ".pending", name)
     pending.touch()
-    os.truncate(pending, size)
-    return pending.rename(box.path("agents", "alice", "outbox", name))
-
-
-def test_a_large_file_is_refused_and_no_room_is_made_for_it(box: Box) -> None:
-    before = on_disk(box)
-    drop_large(box, 100 * MIB)
+    os.truncate(pending, 100 * MIB)
+    pending.rename(box.path("agents", "alice", "outbox", name))
     box.tick()
     assert "too large" in box.nacks("alice")[0]
     assert on_disk(box) - before < 4 * MIB

@@ -20,7 +20,7 @@ from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
 from tests.box import Box
-from tests.disk import failing, killed_at, steps_of
+from tests.disk import failing, hooked, killed_at, steps_of
 from tests.ledger.support import Look
 from tests.procs import Relay, relay, until
 
@@ -97,9 +97,7 @@ def test_two_backups_to_one_name_do_not_mix(box: Box, tmp_path: Path) -> None:
     ledger_backup.backup(box.home, target)
 
 
-def test_the_writer_continues_while_a_large_ledger_is_copied(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_writer_continues_while_a_large_ledger_is_copied(box: Box, tmp_path: Path) -> None:
     """Every slice of the copy lets the relay take a message: none of them is in the copy."""
     with Look(box.path(LEDGER)) as filler:
         filler.db.execute(
@@ -113,9 +111,8 @@ def test_the_writer_continues_while_a_large_ledger_is_copied(
             sent.append(box.send("alice", "TO: bob\n\nmeanwhile"))
 
     before = ids(box.path(LEDGER))
-    monkeypatch.setattr(fsio, "fault", between)
-    ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
-    monkeypatch.undo()
+    with hooked(between):
+        ledger_backup.backup(box.home, str(tmp_path / "kept.db"))
     assert len(sent) > 10 and set(sent) <= ids(box.path(LEDGER))
     assert ids(tmp_path / "kept.db") == before
 

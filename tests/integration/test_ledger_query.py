@@ -29,6 +29,16 @@ def ask(box: Box, *words: str) -> str:
     return done.stdout
 
 
+def began(box: Box, sql: str, *options: str) -> subprocess.Popen[bytes]:
+    """A query in a process of its own, whose output nobody has read yet."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "relay", "--home", str(box.root), "ledger", "query", sql, *options],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
 def refusal(box: Box, *words: str) -> str:
     """The one line that a wrong command is answered with."""
     done = relay("ledger", *words, home=box.root)
@@ -128,10 +138,7 @@ def test_what_reads_is_run(box: Box) -> None:
 @pytest.mark.parametrize("style", ["--json", "--csv", "--table"])
 def test_an_endless_result_ends_with_the_pipe(box: Box, style: str) -> None:
     sql = ENDLESS.replace("SELECT i FROM", "SELECT i, hex(zeroblob(9999)) FROM")
-    words = [sys.executable, "-m", "relay", "--home", str(box.root), "ledger", "query", sql]
-    with subprocess.Popen(
-        [*words, style], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with began(box, sql, style) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(100)
         process.stdout.close()
@@ -142,8 +149,7 @@ def test_an_endless_result_ends_with_the_pipe(box: Box, style: str) -> None:
 def test_interrupted_within_one_row(box: Box) -> None:
     """^C ends a statement that would never return its first row."""
     sql = ENDLESS.replace("SELECT i FROM", "SELECT count(*) FROM")
-    words = [sys.executable, "-m", "relay", "--home", str(box.root), "ledger", "query", sql]
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE) as process:
+    with began(box, sql) as process:
         until(lambda: handles_no_interrupt(process.pid))
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == -signal.SIGINT
@@ -163,8 +169,7 @@ def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
     for _ in range(20):
         box.send("alice", "TO: bob\n\nhi")
     sql = "SELECT a.*, b.* FROM audit_log AS a, audit_log AS b"
-    words = [sys.executable, "-m", "relay", "--home", str(box.root), "ledger", "query", sql]
-    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as process:
+    with began(box, sql) as process:
         assert process.stdout is not None
         process.stdout.read(1)  # then the pipe is full
         box.send("alice", "TO: bob\n\nhi")

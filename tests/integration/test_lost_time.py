@@ -3,8 +3,6 @@ relay that is down gives nothing up by itself."""
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from relay.base.home import LEDGER
@@ -70,41 +68,32 @@ def test_D7_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type:
 
 @WAYS
 def test_D7_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
-    pending = box.path("agents", "bob", "inbox", ".pending")
-    shutil.rmtree(pending)
-    pending.write_text("no directory")
-    sent = box.send("alice", "TO: bob\n\nhi")
-    assert box.states(sent) == {"bob": "held"}
-    lose(box, THREE_DAYS)
-    box.after(61)
-    assert box.states(sent) == {"bob": "held"}
-    assert box.nacks("alice") == []
-    for _ in range(24):  # a day of its own
-        box.after(3601)
-    assert box.states(sent) == {"bob": "dead"}
+    with box.broken_inbox("bob"):
+        sent = box.send("alice", "TO: bob\n\nhi")
+        lose(box, THREE_DAYS)
+        box.after(61)
+        assert box.states(sent) == {"bob": "held"}
+        assert box.nacks("alice") == []
+        for _ in range(24):  # a day of its own
+            box.after(3601)
+        assert box.states(sent) == {"bob": "dead"}
 
 
 def test_D7_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
-    pending = box.path("agents", "bob", "inbox", ".pending")
-    shutil.rmtree(pending)
-    pending.write_text("no directory")
-    sent = box.send("alice", "TO: bob\nTTL: 3600\n\nhi")
-    box.clock.jump(THREE_DAYS)
-    box.after(61)
-    assert box.states(sent) == {"bob": "expired"}
+    with box.broken_inbox("bob"):
+        sent = box.send("alice", "TO: bob\nTTL: 3600\n\nhi")
+        box.clock.jump(THREE_DAYS)
+        box.after(61)
+        assert box.states(sent) == {"bob": "expired"}
 
 
 def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     again = box.send("alice", AGAIN)
-    pending = box.path("agents", "bob", "inbox", ".pending")
-    pending.rename(pending.with_name("aside"))
-    pending.write_text("no directory")
-    held = box.send("alice", "TO: bob\n\nheld")
-    box.clock.jump(-THREE_DAYS)
-    box.tick(2)
-    pending.unlink()
-    pending.with_name("aside").rename(pending)
+    with box.broken_inbox("bob"):
+        held = box.send("alice", "TO: bob\n\nheld")
+        box.clock.jump(-THREE_DAYS)
+        box.tick(2)
     box.after(61)
     box.after(2)
     assert box.states(held) == {"bob": "written"}
@@ -143,15 +132,11 @@ def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_s
 
 def test_a_laptop_that_sleeps_a_hundred_times_loses_nothing(box: Box) -> None:
     """A held delivery is given up after a day in which the relay ran, not after one asleep."""
-    inbox = box.path("agents", "bob", "inbox")
-    inbox.rename(box.path("aside"))
-    inbox.write_text("no directory")
-    held = box.send("alice", "TO: bob\n\nheld")
-    for _ in range(100):
-        box.clock.jump(3600)
-        box.tick()
-    assert box.states(held) == {"bob": "held"}
-    inbox.unlink()
-    box.path("aside").rename(inbox)
+    with box.broken_inbox("bob"):
+        held = box.send("alice", "TO: bob\n\nheld")
+        for _ in range(100):
+            box.clock.jump(3600)
+            box.tick()
+        assert box.states(held) == {"bob": "held"}
     box.after(61)
     assert box.states(held) == {"bob": "written"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 
 import pytest
 
 from relay.base.clock import iso_time
 from tests.box import Box
 from tests.disk import failing
-from tests.procs import relay
+from tests.procs import rows_of
 
 pytestmark = pytest.mark.shows("engine 7.3", "ready 1.6")
 
@@ -39,8 +38,8 @@ def test_the_schedule(box: Box) -> None:
         "not acknowledged by bob: no acknowledgment within 60 s, 4 attempts; "
         f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go\n"
     )
-    listed = relay("dead", "list", "--json", home=box.root).stdout  # it is in the file at once
-    assert [json.loads(line)["id"] for line in listed.splitlines()] == [sent]
+    listed = rows_of("dead", "list", home=box.root)  # it is in the file at once
+    assert [row["id"] for row in listed] == [sent]
     box.after(10_000)
     assert len(box.inbox("alice")) == 1
 
@@ -53,8 +52,8 @@ def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) 
     assert nack.headers["SENT"] == iso_time(ended_ns)
     query = "SELECT discovered_at FROM messages WHERE message_id = ?"
     assert box.sql(query, message_id) == [(ended_ns,)]
-    shown = relay("history", "--type", "Acknowledgment", "--json", home=box.root).stdout
-    assert json.loads(shown)["at"] == iso_time(ended_ns)[:19] + "Z"
+    (shown,) = rows_of("history", "--type", "Acknowledgment", home=box.root)
+    assert shown["at"] == iso_time(ended_ns)[:19] + "Z"
 
 
 def test_one_that_still_stands_in_the_inbox_is_one_file(box: Box) -> None:

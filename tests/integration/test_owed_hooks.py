@@ -22,13 +22,6 @@ def bob(home: Path) -> Iterator[Cli]:
     cli.die()
 
 
-@pytest.fixture
-def alice(home: Path) -> Iterator[Agent]:
-    """alice, as the SDK has her."""
-    with Agent("alice", home) as agent:
-        yield agent
-
-
 def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alice: Agent) -> None:
     asked = alice.send("bob", "deploy", kind="command", wait_s=PATIENCE_S)
     assert agents_of(home)["bob"]["state"] == "idle"

@@ -24,10 +24,7 @@ FILES = (STORE, STORE + ".prev", BASE)
 def pruned(tmp_path: Path) -> Box:
     """A relay that is down; its journal begins behind its first records."""
     box = Box(tmp_path / "home", "alice", "bob", config=KEEP_LITTLE)
-    for number in range(40):
-        box.send("alice", f"TO: bob\n\nnumber {number}")
-        if number % 10 == 9:
-            box.flush()
+    box.send_many(40, flush_every=10)
     box.tiers.prune(box.tiers.prunes())
     assert box.events.journal.first > 0
     box.kill()

@@ -127,8 +127,7 @@ def test_one_agents_broken_inbox_does_not_stop_the_start(box: Box) -> None:
 def test_a_command_obeyed_before_a_crash_is_not_obeyed_again(box: Box) -> None:
     asks = "DELIVERY: at-least-once"
     sent = box.send("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy")
-    for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.after(pause_s, turns=1)
+    box.until_dead()
     number = box.store.retries.dead_letters()[0].message.id
     asked = "TO: __orchestrator__\nKIND: command\n\nACTION: dead.discard\nID: "
     box.send("operator", f"{asked}{number}")

@@ -53,6 +53,12 @@ def meta(home: Path, name: str) -> dict[str, Any]:
     return dict(json.loads((home / "agents" / name / "meta.json").read_text()))
 
 
+def sql(home: Path, statement: str, *values: object) -> None:
+    """Change the ledger by hand."""
+    with contextlib.closing(sqlite3.connect(home / LEDGER)) as db, db:
+        db.execute(statement, values)
+
+
 def killed(process: subprocess.Popen[Any]) -> int:
     os.kill(process.pid, signal.SIGKILL)
     process.wait(PATIENCE_S)
@@ -87,19 +93,13 @@ def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay, home: Path) 
     assert "silent" not in line_of(home, "bob")
     assert running.stop() == 0
     hour_ago = time.time_ns() - 44 * 60 * NS_PER_S
-    with sqlite3.connect(home / "ledger.db") as db:
-        db.execute("UPDATE deliveries SET written_at = ?, staged_at = ?", (hour_ago, hour_ago))
-    db.close()
+    sql(home, "UPDATE deliveries SET written_at = ?, staged_at = ?", hour_ago, hour_ago)
     assert "silent 44 min" in line_of(home, "bob")
     assert 44 * 60 <= agents_of(home)["bob"]["silent_s"] < 46 * 60
     assert "silent 44 min" in line_of(home, "bob", "top")
-    with sqlite3.connect(home / "ledger.db") as db:
-        db.execute("UPDATE deliveries SET state = 'read', obligation = 'open'")
-    db.close()
+    sql(home, "UPDATE deliveries SET state = 'read', obligation = 'open'")
     assert "silent 44 min" in line_of(home, "bob")  # read, and owes an answer
-    with sqlite3.connect(home / "ledger.db") as db:
-        db.execute("UPDATE agents SET last_seen_at = ?", (time.time_ns(),))
-    db.close()
+    sql(home, "UPDATE agents SET last_seen_at = ?", time.time_ns())
     assert "silent" not in line_of(home, "bob")
 
 

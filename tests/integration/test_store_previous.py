@@ -11,7 +11,7 @@ import pytest
 from relay.acomm import store_file
 from relay.base.errors import FormatError, RelayError, VersionError
 from relay.commstore import ChannelType, CommStore, FlushPolicy, Limits, MessageType
-from tests.disk import killed_before
+from tests.disk import flip, killed_before
 
 MANUAL = FlushPolicy(None, None)
 BROKEN = b"ACOMM001" + b"\0" * 300
@@ -53,15 +53,14 @@ def test_each_flush_keeps_the_file_before(path: Path) -> None:
 
 @pytest.mark.shows("engine 6.4")
 def test_a_damaged_file_is_set_aside_and_the_one_before_taken_loudly(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 2)
+    data = path.read_bytes()
     said: list[str] = []
     with CommStore.open(str(path), MANUAL, warn=said.append) as store:
         assert [m.content for m in store.receive_messages(None, "b")] == [b"one"]
     assert len(said) == 1 and "SHA-256" in said[0]
     assert "s.acomm.prev" in said[0] and str(path.with_name("s.bad")) in said[0]
-    assert path.with_name("s.bad").read_bytes() == bytes(data)
+    assert path.with_name("s.bad").read_bytes() == data
     with CommStore.open(str(path), MANUAL, warn=said.append) as store:
         assert [m.content for m in store.query_messages().messages] == [b"one"]
     assert len(said) == 1

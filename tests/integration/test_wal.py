@@ -14,13 +14,13 @@ import pytest
 from agent_sdk import Agent
 from relay.base.config import Config
 from relay.base.config import LedgerSettings as Settings
-from relay.base.home import LEDGER, Home
+from relay.base.home import LEDGER
 from relay.engine.checkpoint import InlineExecutor
 from relay.ledger import wal
 from relay.ledger.schema import WAL_KEPT_BYTES
 from relay.ledger.wal import WalState, WalWatch
 from tests.box import Box
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, home_of, relay, until
 
 SMALL = Config(ledger=Settings(wal_alert_mib=5, wal_most_mib=10))
 READ = """
@@ -133,15 +133,10 @@ def test_a_fold_waits_for_no_reader(box: Box) -> None:
 
 
 def test_a_real_relay_waits_says_who_and_continues_by_itself(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    config = b'{"ledger": {"wal_alert_mib": 1, "wal_most_mib": 2}, "store": {"checkpoint_ms": 50}}'
-    with Home.create(str(home), config) as made:
-        made.make_agent("alice")
-        made.make_agent("bob")
-    running = Relay(home)
-    running.start()
+    settings = {"wal_alert_mib": 1, "wal_most_mib": 2}
+    home = home_of(tmp_path / "home", "alice", "bob", ledger=settings)
     wal, inbox = home / (LEDGER + "-wal"), home / "agents/bob/inbox"
-    with Agent("alice", str(home)) as alice:
+    with Relay(home), Agent("alice", str(home)) as alice:
         with reader(home / LEDGER) as pid:
             sent = []
 
@@ -160,5 +155,4 @@ def test_a_real_relay_waits_says_who_and_continues_by_itself(tmp_path: Path) -> 
             late = [alice.send("bob", "late") for _ in range(20)]
             until(lambda: any((home / "agents/alice/outbox").glob("*.msg")))
         until(lambda: len(list(inbox.glob("*.msg"))) == len(sent) + len(late))
-    until(lambda: wal.stat().st_size < 2 << 20)
-    assert running.stop() == 0
+        until(lambda: wal.stat().st_size < 2 << 20)

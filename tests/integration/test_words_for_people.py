@@ -155,8 +155,7 @@ def test_what_was_taken_back_is_cancelled_and_not_expired(box: Box) -> None:
 def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
-    for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.after(pause_s, turns=1)
+    box.until_dead()
     assert box.states(sent) == {"bob": "dead"}
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 1)
     header, _, bob, _ = (line.split() for line in shown(box, "agents").splitlines()[:4])
