@@ -75,19 +75,10 @@ def kill_at_every_call(work: Callable[[int], None]) -> Iterator[int]:
     ``work`` takes n for a name of a fresh folder.
     """
     for wanted in count():
-        calls = count()
-
-        def kill(operation: str, name: str, calls: Iterator[int] = calls, at: int = wanted) -> None:
-            if next(calls) == at:
-                raise Killed(f"{operation} {name}")
-
-        try:
-            with hooked(kill):
-                work(wanted)
-        except Killed:
-            yield wanted
-        else:
-            yield wanted
+        with killed_before(wanted + 1) as calls:
+            work(wanted)
+        yield wanted
+        if len(calls) <= wanted:
             return
 
 

@@ -22,7 +22,7 @@ from relay.reach.rungs import SOCKET, TOKEN
 from relay.reach.session import IDLE, Session, load_session, save_session, side_file
 from tests import forks
 from tests.procs import PATIENCE_S, until
-from tests.reach.hooks import put
+from tests.reach.hooks import put, reports_of
 
 BELL = "tests.reach.a_bell"
 Bell = forks.Fork | subprocess.Popen[bytes]
@@ -143,9 +143,7 @@ class Cli:
 
     def reports(self, what: str = "ring") -> list[dict[str, Any]]:
         """What was reported to the relay, oldest first."""
-        files = sorted((self.root / "agents" / self.agent / "outbox").glob("*.report"))
-        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        return [one for one in lines if one["what"] == what]
+        return [one for one in reports_of(self.root, self.agent) if one["what"] == what]
 
     def results(self) -> list[str]:
         return [f"{one['rung']}: {one['result']}" for one in self.reports()]

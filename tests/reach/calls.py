@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from mcp import Client, StdioServerParameters
 from relay.cli.hooks import id_of, progress_of, run_command
 from relay.reach.mcp import ToolServer
 from tests.procs import environment
-from tests.reach.hooks import put
+from tests.reach.hooks import put, reports_of
 
 RELAY = (sys.executable, "-m", "relay")
 
@@ -73,6 +72,4 @@ def read(root: Path, agent: str = "bob") -> list[str]:
 
 def reported(root: Path, agent: str = "bob") -> list[tuple[str, list[str]]]:
     """What reports say, oldest first."""
-    files = sorted((root / "agents" / agent / "outbox").glob("*.report"))
-    lines = [json.loads(line) for one in files for line in one.read_text().splitlines()]
-    return [(one["what"], one["ids"]) for one in lines]
+    return [(one["what"], one["ids"]) for one in reports_of(root, agent)]

@@ -145,11 +145,16 @@ def text_of(out: str, event: str) -> str:
     return str(context["additionalContext"])
 
 
+def reports_of(root: Path, agent: str) -> list[dict[str, Any]]:
+    """What its hooks and bells have reported to the relay, oldest first."""
+    files = sorted((root / "agents" / agent / "outbox").glob("*.report"))
+    return [json.loads(line) for one in files for line in one.read_text().splitlines()]
+
+
 def reports(root: Path, agent: str) -> list[dict[str, Any]]:
     """Take the agent's reports, as the relay does; without those of its state."""
-    found = []
-    for path in sorted((root / "agents" / agent / "outbox").glob("*.report")):
-        found += [json.loads(line) for line in path.read_text().splitlines()]
+    found = reports_of(root, agent)
+    for path in (root / "agents" / agent / "outbox").glob("*.report"):
         path.unlink()
     return [one for one in found if one["what"] != "state"]
 

@@ -17,7 +17,7 @@ from relay.cli.hooks import run_command
 from relay.reach import tool_session
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
-from tests.procs import relay
+from tests.procs import agents_of, relay
 from tests.reach.calls import call, deliver, read, refusal, reported, server_of, unread
 from tests.reach.hooks import Cli
 
@@ -146,11 +146,6 @@ async def test_a_message_whose_ttl_is_over_says_so(bobs_home: Path) -> None:
     assert f"-- {number}  message from alice  its TTL ended " in taken
 
 
-def _seen(home: Path, agent: str) -> str:
-    lines = map(json.loads, relay("agents", "--json", home=home).stdout.splitlines())
-    return next(one["last_seen_at"] for one in lines if one["name"] == agent)
-
-
 async def test_agents_tells_whose_process_has_ended(served: Path) -> None:
     dead = subprocess.Popen(["true"])
     meta = {"pid": dead.pid, "pid_start_ticks": 1, "role": "builder"}
@@ -162,9 +157,9 @@ async def test_agents_tells_whose_process_has_ended(served: Path) -> None:
         assert f"alice: process {dead.pid} has exited, role builder, unread 0, owes 0" in said
         line = next(one for one in said.split("\n") if one.startswith("bob: "))
         assert line.startswith("bob: active, ")
-        before = _seen(served, "bob")
+        before = agents_of(served)["bob"]["last_seen_at"]
         await call(client, "agents")
-        assert _seen(served, "bob") > before  # a call is a sign of life
+        assert agents_of(served)["bob"]["last_seen_at"] > before  # a call is a sign of life
 
 
 async def test_status_in_progress_keeps_it_owed(served: Path) -> None:

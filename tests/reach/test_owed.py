@@ -12,6 +12,7 @@ from relay.base.clock import NS_PER_S
 from relay.reach.owed import MOST_BLOCKS, MOST_TOLD, at_prompt, at_stop, report_state
 from relay.reach.session import BLOCKED, IDLE, WORKING, Session
 from tests.box import Box
+from tests.reach.hooks import reports_of
 
 
 class Bob:
@@ -168,28 +169,16 @@ def test_a_locked_ledger_owes_nothing(bob: Bob, tmp_path: Path) -> None:
     assert asked in (bob.stop() or "")
 
 
-def reports(box: Box) -> list[str]:
-    """The lines of bob's reports, oldest first, without their times."""
-    files = sorted(box.path("agents", "bob", "outbox").glob("*.report"))
-    return [line for file in files for line in file.read_text().splitlines()]
-
-
 def test_a_change_of_its_state_is_reported_once(bob: Bob) -> None:
     asked = bob.is_asked()
     for state in (WORKING, WORKING, BLOCKED, WORKING, IDLE, IDLE):
         report_state(str(bob.box.root), bob.session, state)
     at = bob.session.state_at
     assert abs(at - os.stat(bob.box.path("agents", "bob", "outbox")).st_mtime_ns) < 60 * NS_PER_S
-    found = reports(bob.box)
-    assert [line.partition('"state":"')[2].partition('"')[0] for line in found] == [
-        WORKING,
-        BLOCKED,
-        WORKING,
-        IDLE,
-    ]
-    assert found[-1] == (
-        f'{{"what":"state","session":"claude:s-1","at":{at},"state":"idle","owes":["{asked}"]}}'
-    )
+    found = reports_of(bob.box.root, "bob")
+    assert [one["state"] for one in found] == [WORKING, BLOCKED, WORKING, IDLE]
+    last = {"what": "state", "session": "claude:s-1", "at": at, "state": "idle", "owes": [asked]}
+    assert found[-1] == last
 
 
 def test_a_mailbox_that_is_gone_disturbs_nothing(bob: Bob) -> None:

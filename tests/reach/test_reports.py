@@ -16,7 +16,7 @@ from relay.delivery import event_source
 from relay.engine import events
 from relay.reach.report import IN_CONTEXT, MAX_BYTES, OFFERED, RETURNED, RING, write_report
 from tests.box import Box, MakeBox
-from tests.procs import relay
+from tests.procs import relay, rows_of
 
 SESSION = "claude:0089"
 HUGE = (1 << 63) - 1
@@ -213,8 +213,7 @@ def test_tail_tells_what_was_shown_and_seen(box: Box) -> None:
     box.clock.advance(1)  # another offer is one of another time
     report(box, offered(sent, offer=2))
     report(box, seen(sent))
-    told = relay("tail", "--no-follow", "--since", "1h", "--json", home=box.root).stdout
-    events = [json.loads(line) for line in told.splitlines()]
+    events = rows_of("tail", "--no-follow", "--since", "1h", home=box.root)
     assert [
         (one["event"], one["status"], one["to"], one["detail"])
         for one in events

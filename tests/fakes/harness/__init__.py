@@ -12,9 +12,8 @@ their real commands, time-outs and exit status. A text printed by a hook enters 
 model's next call.
 
 As a process, which has a pid and can be killed: ``python -m tests.fakes.harness claude FOLDER``
-reads a JSON list of what the person does, {"prompt": "go", "steps": […]} and {"idle": 5}; the
-step {"die": 1} kills it, {"fail": "rate_limit"} ends the turn with that error,
-{"interrupt": 1} without a hook.
+reads a JSON list of what the person does, {"prompt": "go", "steps": […]}. The step {"die": 1} kills
+it; {"fail": "quota"} ends agy's turn with that error, {"interrupt": 1} a turn without a hook.
 """
 
 from __future__ import annotations

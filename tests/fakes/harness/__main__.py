@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 from tests.fakes.harness.session import Harness
 
@@ -14,10 +13,7 @@ def main(vendor: str, folder: str) -> None:
     with Harness(vendor, folder) as cli:
         cli.start()
         for step in json.loads(sys.stdin.read()):
-            if "prompt" in step:
-                cli.prompt(step["prompt"], *step.get("steps", ()))
-            else:
-                time.sleep(step["idle"])
+            cli.prompt(step["prompt"], *step["steps"])
 
 
 if __name__ == "__main__":

@@ -21,12 +21,11 @@ GEMINI = {
     "PreToolUse": "BeforeTool",
     "PostToolUse": "AfterTool",
     "Stop": "AfterAgent",
-    "StopFailure": "",
     "PostToolBatch": "",
 }
-CODEX = {"PostToolBatch": "", "StopFailure": ""}
+CODEX = {"PostToolBatch": ""}
 AGY = dict.fromkeys(("SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse"), "")
-AGY |= {"PostToolBatch": "", "StopFailure": ""}
+AGY |= {"PostToolBatch": ""}
 
 
 class Seen(NamedTuple):
@@ -171,11 +170,8 @@ class Harness:
                 step = left.pop(0)
                 if "interrupt" in step:  # no hook tells it
                     return
-                if "fail" in step and self.vendor == "agy":
-                    self.fire("Stop", **_agy_stop(blocks, step["fail"]))
-                    return
                 if "fail" in step:
-                    self.fire("StopFailure", error=step["fail"], last_assistant_message="")
+                    self.fire("Stop", **_agy_stop(blocks, step["fail"]))
                     return
                 self._do(step)
             facts: dict[str, Any] = {"stop_hook_active": blocks > 0}
