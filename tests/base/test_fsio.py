@@ -15,6 +15,7 @@ import pytest
 
 from relay.base import fsio
 from relay.base.errors import ForeignOwner, HardLink, UnsafePath
+from tests.disk import failing, hooked
 from tests.procs import no_room_above
 
 pytestmark = pytest.mark.shows("engine 8.7")
@@ -28,19 +29,6 @@ def umask() -> Iterator[Callable[[int], int]]:
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int = errno.ENOSPC) -> list[str]:
-    """Let the named operation fail; returns the list of all operations so far."""
-    seen: list[str] = []
-
-    def fault(operation: str, name: str) -> None:
-        seen.append(operation)
-        if operation == wanted:
-            raise OSError(code, os.strerror(code), name)
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    return seen
 
 
 def mode(path: Path) -> int:
@@ -180,30 +168,15 @@ def test_where_there_is_a_full_sync_it_is_used(
 @pytest.mark.shows("ready 1.1")
 @pytest.mark.parametrize("operation", ["create", "write", "rename"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_the_old_file_survives_whatever_fails(
-    operation: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_file_survives_whatever_fails(operation: str, code: int, tmp_path: Path) -> None:
     path = tmp_path / "f"
     fsio.write_atomic(str(path), b"old")
-    seen = fail_at(monkeypatch, operation, code)
-    with pytest.raises(OSError, match=os.strerror(code)):
+    with failing(operation, code=code), pytest.raises(OSError, match=os.strerror(code)):
         fsio.write_atomic(str(path), b"new")
-    assert seen[-1] == operation
     assert path.read_bytes() == b"old"
     assert ("f.tmp" in os.listdir(tmp_path)) == (operation == "rename")
-
-    monkeypatch.undo()
     fsio.write_atomic(str(path), b"new")
     assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["f"]
-
-
-def test_a_full_disk_is_not_filled_with_the_piece(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    fsio.write_atomic(str(path), b"old")
-    with no_room_above(4096), pytest.raises(OSError):
-        fsio.write_atomic(str(path), b"x" * 5000)
-    assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["f"]
 
 
@@ -246,11 +219,16 @@ def test_an_error_names_the_whole_path(folder: int, tmp_path: Path) -> None:
         assert caught.value.filename == str(tmp_path / name)
 
 
-def test_create_on_a_full_disk_leaves_nothing(folder: int, tmp_path: Path) -> None:
-    with no_room_above(4096), pytest.raises(OSError) as caught:
-        fsio.create("f", b"x" * 5000, folder)
-    assert caught.value.errno == errno.EFBIG
-    assert os.listdir(tmp_path) == []
+def test_a_full_disk_is_not_filled_with_the_piece(folder: int, tmp_path: Path) -> None:
+    fsio.create("f", b"old", folder)
+    for call in (
+        lambda: fsio.write_atomic(str(tmp_path / "f"), b"x" * 5000),
+        lambda: fsio.create("g", b"x" * 5000, folder),
+    ):
+        with no_room_above(4096), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            call()
+        assert os.listdir(tmp_path) == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"old"
 
 
 def test_rename_moves_between_directories_and_replaces(folder: int, tmp_path: Path) -> None:
@@ -266,44 +244,38 @@ def test_rename_moves_between_directories_and_replaces(folder: int, tmp_path: Pa
 
 @pytest.mark.parametrize("moved", ["renamed", "copied"])
 def test_a_move_is_a_rename_and_to_another_file_system_a_copy(
-    moved: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moved: str, folder: int, tmp_path: Path
 ) -> None:
     fsio.create("a", b"new", folder)
     fsio.create("b", b"old", folder)
     inode = (tmp_path / "a").stat().st_ino
-    if moved == "copied":
-        fail_at(monkeypatch, "rename", errno.EXDEV)
-    fsio.move("a", folder, "b", folder)
+    with failing("rename" if moved == "copied" else "nothing", code=errno.EXDEV):
+        fsio.move("a", folder, "b", folder)
     assert ((tmp_path / "b").stat().st_ino == inode) is (moved == "renamed")
     assert ((tmp_path / "b").read_bytes(), mode(tmp_path / "b")) == (b"new", 0o600)
     assert os.listdir(tmp_path) == ["b"]
 
 
-@pytest.mark.parametrize("operation", ["create", "write"])
-def test_a_copy_that_fails_leaves_the_source(
-    operation: str, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fails",
+    [
+        {"rename": errno.EXDEV, "create": errno.ENOSPC},
+        {"rename": errno.EXDEV, "write": errno.ENOSPC},
+        {"rename": errno.EIO},  # which no copy helps
+    ],
+)
+def test_a_move_that_fails_leaves_the_source(
+    fails: dict[str, int], folder: int, tmp_path: Path
 ) -> None:
     fsio.create("a", b"new", folder)
 
-    def fault(given: str, name: str) -> None:
-        if given in ("rename", operation):
-            code = errno.EXDEV if given == "rename" else errno.ENOSPC
-            raise OSError(code, os.strerror(code), name)
+    def fault(operation: str, name: str) -> None:
+        if operation in fails:
+            raise OSError(fails[operation], os.strerror(fails[operation]), name)
 
-    monkeypatch.setattr(fsio, "fault", fault)
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with hooked(fault), pytest.raises(OSError, match=os.strerror([*fails.values()][-1])):
         fsio.move("a", folder, "b", folder)
     assert (tmp_path / "a").read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_move_that_fails_otherwise_is_no_copy(
-    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsio.create("a", b"new", folder)
-    fail_at(monkeypatch, "rename", errno.EIO)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        fsio.move("a", folder, "b", folder)
     assert os.listdir(tmp_path) == ["a"]
 
 

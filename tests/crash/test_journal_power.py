@@ -11,16 +11,13 @@ import pytest
 from relay.base import fsio
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.segment import SegmentPolicy
+from tests.crash.test_power import PowerCut
 from tests.fakes import FakeClock
 from tests.journal.model import Model
 from tests.power import Cut, Power
 
 STREAM = "00000000000000000001"
 POLICY = SegmentPolicy(segment_bytes=6_000, slice_bytes=1_500)
-
-
-class PowerCut(BaseException):
-    """No handler of errors sees it, as none sees a real one."""
 
 
 class Bench:

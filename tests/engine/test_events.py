@@ -349,26 +349,6 @@ def outcome(step: Operation, store: CommStore) -> str:
 # -- events one by one ---------------------------------------------------------------------
 
 
-def test_what_a_message_leaves_behind_is_two_events() -> None:
-    _, recorded = played(
-        [
-            lambda store: store.create_channel("c", ChannelType.GROUP, "a"),
-            lambda store: store.join_channel(5, "b"),
-            lambda store: store.join_channel(5, "c"),
-            lambda store: store.send_message(5, "a", MessageType.TEXT, "hi"),
-        ]
-    )
-    *_, sent, moved = recorded
-    assert isinstance(sent, events.MessageSent) and isinstance(moved, events.DeliveriesMoved)
-    assert (sent.message.id, sent.recipients) == (1, ("b", "c"))
-    assert (moved.message_id, moved.recipients, moved.state, moved.at) == (
-        1,
-        ("b", "c"),
-        DeliveryState.DELIVERED,
-        NOW_S + 5,
-    )
-
-
 def test_an_event_of_a_message_that_has_left_the_store_is_nothing() -> None:
     store = new_store()
     before = store.snapshot().values

@@ -211,12 +211,6 @@ def test_no_more_channels_and_subscriptions_than_a_file_holds(clock: FakeClock) 
     assert not store.is_participant(channel.id, "c")
 
 
-def test_the_limits_are_those_of_the_guide_and_the_format() -> None:
-    assert Limits() == (
-        100_000, 10_000_000, 100_000, 1_000_000, 2**31, 2**31 * 8 // 10, 100 * 2**20, 1000
-    )  # fmt: skip
-
-
 # -- a channel's words ---------------------------------------------------------------------
 
 

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from relay.base import fsio
 from relay.journal import manifest_format
+from relay.journal.catalog import Catalog, SegmentEntry
+from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
 from relay.journal.manifest_reader import chunk_indexes, chunk_path, decode_chunk, load_chunk
+from tests.fakes import FakeClock
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "aof2"
 STREAM_1 = FIXTURES / "stream" / f"{1:020d}"
@@ -38,6 +41,24 @@ def stored(stream_dir: str | Path) -> list[ManifestRecord]:
         path = chunk_path(str(stream_dir), index)
         found += decode_chunk(load_chunk(path), path, index).records
     return [record for record in found if record.type != ManifestType.SnapshotMarker]
+
+
+def begin(stream: str) -> Manifest:
+    """Open it, as the journal does."""
+    return Manifest.open(stream, 1, FakeClock(NOW_S * 10**9), silent)
+
+
+def path_of(stream: str | Path, index: int) -> Path:
+    """Where a chunk is."""
+    return Path(chunk_path(str(stream), index))
+
+
+def entries_of(records: list[ManifestRecord]) -> dict[int, SegmentEntry]:
+    """What the records come to."""
+    catalog = Catalog()
+    for record in records:
+        catalog.apply(record)
+    return dict(catalog.entries)
 
 
 # -- records -------------------------------------------------------------------------------

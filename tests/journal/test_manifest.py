@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from relay.base.errors import RelayError
 from relay.journal import manifest as manifests
-from relay.journal import manifest_reader
-from relay.journal.catalog import Catalog, snapshot_ids
+from relay.journal.catalog import snapshot_ids
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import (
     ChunkFlag,
@@ -33,7 +32,10 @@ from tests.journal.manifest_support import (
     STREAM_2,
     UnsyncedDisk,
     any_record,
+    begin,
+    entries_of,
     opened,
+    path_of,
     said,
     sealed,
     silent,
@@ -57,23 +59,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 7)
 
 
-def begin(stream: str) -> Manifest:
-    """Open it, as the journal does."""
-    return Manifest.open(stream, 1, FakeClock(NOW_S * 10**9), silent)
-
-
-def catalog_of(records: list[ManifestRecord]) -> Catalog:
-    """What the records come to."""
-    catalog = Catalog()
-    for record in records:
-        catalog.apply(record)
-    return catalog
-
-
-def chunk_path(stream: str, index: int) -> Path:
-    return Path(manifest_reader.chunk_path(stream, index))
-
-
 # -- writing and opening again -------------------------------------------------------------
 
 
@@ -85,15 +70,15 @@ def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> N
     with_records.record(ManifestType.CompressionStarted, 0, 0, job_id=1)
     with_records.close()
     kept = [*RECORDS[:3], said(ManifestType.CompressionStarted, 0, NOW_S * 1000, job_id=1)]
-    whole = chunk_path(stream, 0).read_bytes()
+    whole = path_of(stream, 0).read_bytes()
     for _ in range(3):
         Manifest.open(stream, 1, FakeClock(), lines.append).close()
-        assert chunk_path(stream, 0).read_bytes() == whole
+        assert path_of(stream, 0).read_bytes() == whole
     last = begin(stream)
     last.append(RECORDS[3])
     last.close()
     assert stored(stream) == [*kept, RECORDS[3]]
-    assert chunk_path(stream, 0).read_bytes()[64:].startswith(whole[64:])
+    assert path_of(stream, 0).read_bytes()[64:].startswith(whole[64:])
     assert lines == []
 
 
@@ -101,7 +86,7 @@ def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> N
 def test_a_writer_continues_where_another_had_committed(stream: str, ahead: bytes) -> None:
     """A writer that maps its chunks may be killed with its tail ahead of what it synced."""
     begin(stream).append(*RECORDS[:3])
-    path = chunk_path(stream, 0)
+    path = path_of(stream, 0)
     whole = path.read_bytes()
     header = decode_chunk_header(whole, "it")
     mapped = header._replace(tail_offset=len(whole) + len(ahead))
@@ -125,9 +110,9 @@ def test_a_chunk_has_the_golden_bytes(
     if is_full:
         manifest.append(opened(0))
     manifest.close()
-    assert chunk_path(stream, 0).read_bytes() == golden
+    assert path_of(stream, 0).read_bytes() == golden
     if is_full:
-        head = decode_chunk_header(chunk_path(stream, 1).read_bytes(), "it")
+        head = decode_chunk_header(path_of(stream, 1).read_bytes(), "it")
         assert (head.chunk_index, head.base_record, head.flags) == (1, 8, 0)
 
 
@@ -139,14 +124,14 @@ def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) ->
         manifest.append(said(ManifestType.CustomEvent, 0, schema_id=7, blob=blob))
     manifest.close()
     heads = [
-        decode_chunk_header(chunk_path(stream, n).read_bytes(), "it") for n in chunk_indexes(stream)
+        decode_chunk_header(path_of(stream, n).read_bytes(), "it") for n in chunk_indexes(stream)
     ]
     assert [(head.chunk_index, bool(head.flags & ChunkFlag.SEALED)) for head in heads] == [
         (0, True),
         (1, True),
         (2, False),
     ]
-    assert all(chunk_path(stream, head.chunk_index).stat().st_size <= 256 << 10 for head in heads)
+    assert all(path_of(stream, head.chunk_index).stat().st_size <= 256 << 10 for head in heads)
     assert all(head.tail_offset == head.committed_len for head in heads)
     assert len(stored(stream)) == 9
 
@@ -170,9 +155,9 @@ def test_a_chunk_that_lost_all_its_bytes_is_begun_again(
     if index:
         manifest.append(*RECORDS[:3])
     manifest.close()
-    chunk_path(stream, index).write_bytes(b"")
+    path_of(stream, index).write_bytes(b"")
     manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-    assert lines == [f"{chunk_path(stream, index)}: created and never written; it is started again"]
+    assert lines == [f"{path_of(stream, index)}: created and never written; it is started again"]
     assert not manifest.damaged
     for record in RECORDS[3:]:
         manifest.append(record)
@@ -269,7 +254,7 @@ def test_a_kill_and_a_power_cut_lose_nothing_that_returned(tmp_path: Path, small
             found = stored(manifest.stream_dir)
             assert not manifest.damaged and found[: len(done)] == done
             assert found == RECORDS[: len(found)] and len(found) - len(done) <= 1
-            assert manifest.entries() == list(catalog_of(found).entries.values())
+            assert manifest.entries() == list(entries_of(found).values())
             manifest.append(said(ManifestType.CustomEvent, 0, schema_id=1, blob=b"on"))
             manifest.close()
             again = begin(manifest.stream_dir)
@@ -286,12 +271,12 @@ def test_a_torn_tail_is_dropped_and_said(stream: str) -> None:
     manifest = begin(stream)
     manifest.append(*RECORDS[:2])
     manifest.close()
-    whole = chunk_path(stream, 0).read_bytes()
-    chunk_path(stream, 0).write_bytes(whole + RECORDS[2].encode()[:-3])
+    whole = path_of(stream, 0).read_bytes()
+    path_of(stream, 0).write_bytes(whole + RECORDS[2].encode()[:-3])
     manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-    assert lines == [f"{chunk_path(stream, 0)} at {len(whole)}: torn tail of 49 bytes dropped"]
+    assert lines == [f"{path_of(stream, 0)} at {len(whole)}: torn tail of 49 bytes dropped"]
     assert not manifest.damaged and len(manifest.entries()) == 1
-    assert chunk_path(stream, 0).read_bytes() == whole
+    assert path_of(stream, 0).read_bytes() == whole
     manifest.append(RECORDS[2])
     manifest.close()
     assert stored(stream) == RECORDS[:3]
@@ -301,7 +286,7 @@ def test_a_reader_takes_a_write_in_progress_for_what_it_is(stream: str) -> None:
     lines: list[str] = []
     manifest = begin(stream)
     manifest.append(*RECORDS[:2])
-    with open(chunk_path(stream, 0), "ab") as file:
+    with open(path_of(stream, 0), "ab") as file:
         file.write(RECORDS[2].encode())
     view = read_manifest(stream, lines.append)
     assert (view.records, lines, view.damaged) == (RECORDS[:2], [], False)
@@ -386,11 +371,11 @@ class AgainstAList(RuleBasedStateMachine):
         if not hasattr(self, "manifest"):
             return
         assert stored(self.stream) == self.written
-        expected = catalog_of(self.written)
-        assert self.manifest.catalog.entries == expected.entries
-        assert list(expected.entries) == sorted(expected.entries)
+        expected = entries_of(self.written)
+        assert self.manifest.catalog.entries == expected
+        assert list(expected) == sorted(expected)
         view = read_manifest(self.stream, silent)
-        assert view.catalog.entries == expected.entries and not view.damaged
+        assert view.catalog.entries == expected and not view.damaged
 
     def teardown(self) -> None:
         if hasattr(self, "manifest"):

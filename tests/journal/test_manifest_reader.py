@@ -13,13 +13,11 @@ from relay.base.errors import RelayError
 from relay.journal import manifest as manifests
 from relay.journal import manifest_reader
 from relay.journal.catalog import (
-    Catalog,
     encode_snapshot,
     read_snapshot,
     snapshot_ids,
     snapshot_path,
 )
-from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import (
     ChunkFlag,
     ManifestRecord,
@@ -28,8 +26,17 @@ from relay.journal.manifest_format import (
 )
 from relay.journal.manifest_reader import chunk_indexes, decode_chunk, load_chunk, read_manifest
 from tests.disk import flip, hooked, kill_at_every_call
-from tests.fakes import FakeClock
-from tests.journal.manifest_support import STREAM_1, opened, said, sealed, silent, stored
+from tests.journal.manifest_support import (
+    STREAM_1,
+    begin,
+    entries_of,
+    opened,
+    path_of,
+    said,
+    sealed,
+    silent,
+    stored,
+)
 
 RECORDS = [record for n in range(12) for record in (opened(n, n * 100), sealed(n, n * 100))]
 
@@ -58,23 +65,8 @@ def stream(tmp_path: Path, by_hand: None) -> str:
     return folder
 
 
-def begin(stream: str) -> Manifest:
-    return Manifest.open(stream, 1, FakeClock(), silent)
-
-
-def chunk_path(stream: str, index: int) -> Path:
-    return Path(manifest_reader.chunk_path(stream, index))
-
-
-def entries_of(records: list[ManifestRecord]) -> dict[int, object]:
-    catalog = Catalog()
-    for record in records:
-        catalog.apply(record)
-    return dict(catalog.entries)
-
-
 def records_in(stream: str, index: int) -> list[ManifestRecord]:
-    path = chunk_path(stream, index)
+    path = path_of(stream, index)
     return decode_chunk(load_chunk(path), path, index).records
 
 
@@ -83,7 +75,7 @@ def records_in(stream: str, index: int) -> list[ManifestRecord]:
 
 def test_a_flipped_payload_ends_replay_at_the_record_before(stream: str) -> None:
     lines: list[str] = []
-    path = chunk_path(stream, 2)
+    path = path_of(stream, 2)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
     flip(path, 64 + len(RECORDS[before].encode()) + 40)  # the second record's payload
     view = read_manifest(stream, lines.append)
@@ -112,7 +104,7 @@ def test_a_flipped_payload_ends_replay_at_the_record_before(stream: str) -> None
 )
 def test_each_field_of_a_chunks_header_is_verified(stream: str, at: int, fault: str) -> None:
     lines: list[str] = []
-    path = chunk_path(stream, 2)
+    path = path_of(stream, 2)
     flip(path, at)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
     seen = manifest_reader.Replay(stream, lines.append).run()
@@ -122,9 +114,9 @@ def test_each_field_of_a_chunks_header_is_verified(stream: str, at: int, fault: 
 
 
 def test_nothing_of_a_chunk_from_another_place_is_used(stream: str) -> None:
-    elsewhere = bytearray(chunk_path(stream, 3).read_bytes())
+    elsewhere = bytearray(path_of(stream, 3).read_bytes())
     elsewhere[-1] ^= 1  # its last record is bad: those before it would pass for good
-    chunk_path(stream, 2).write_bytes(elsewhere)
+    path_of(stream, 2).write_bytes(elsewhere)
     before = len(records_in(stream, 0)) + len(records_in(stream, 1))
     view = read_manifest(stream, silent)
     assert view.damaged and view.records == RECORDS[:before]
@@ -134,10 +126,10 @@ def test_nothing_of_a_chunk_from_another_place_is_used(stream: str) -> None:
 def test_a_missing_chunk_ends_replay(stream: str, index: int) -> None:
     lines: list[str] = []
     before = sum(len(records_in(stream, n)) for n in range(index))
-    chunk_path(stream, index).unlink()
+    path_of(stream, index).unlink()
     view = read_manifest(stream, lines.append)
     assert view.damaged and view.records == RECORDS[:before]
-    assert lines == [f"{chunk_path(stream, index)}: this chunk is missing; replay stops before it"]
+    assert lines == [f"{path_of(stream, index)}: this chunk is missing; replay stops before it"]
 
 
 def test_segments_without_a_manifest_are_damage(tmp_path: Path) -> None:
@@ -160,7 +152,7 @@ def test_segments_without_a_manifest_are_damage(tmp_path: Path) -> None:
 
 def damaged(stream: str) -> list[ManifestRecord]:
     """Damage chunk 2 of the stream; what is left of the records: before it, and behind it."""
-    flip(chunk_path(stream, 2), 64 + 8)
+    flip(path_of(stream, 2), 64 + 8)
     kept = [record for n in chunk_indexes(stream) if n != 2 for record in records_in(stream, n)]
     return kept
 
@@ -288,7 +280,7 @@ def test_a_good_snapshot_counts_whatever_became_of_its_chunk(stream: str, fault:
     if fault == "gone":
         shutil.rmtree(os.path.join(stream, "manifest"))
     else:
-        flip(chunk_path(stream, chunk_indexes(stream)[-1]), 64 + 8)
+        flip(path_of(stream, chunk_indexes(stream)[-1]), 64 + 8)
     view = read_manifest(stream, silent)
     assert view.damaged and view.catalog.entries == entries_of(RECORDS)
 
@@ -326,7 +318,7 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
     manifest.snapshot()
     entries = manifest.entries()
     for index in range(newest):
-        os.unlink(chunk_path(stream, index))
+        os.unlink(path_of(stream, index))
     manifest.close()
     again = begin(stream)
     assert (again.entries(), again.damaged, chunk_indexes(stream)[0]) == (entries, False, newest)
@@ -336,7 +328,7 @@ def test_chunks_before_the_last_two_snapshots_may_go(stream: str) -> None:
 
 
 def test_a_chunk_that_an_earlier_version_marked_as_uploaded_is_read(stream: str) -> None:
-    path = chunk_path(stream, 0)
+    path = path_of(stream, 0)
     head = decode_chunk_header(path.read_bytes(), "it")
     head = head._replace(flags=ChunkFlag.SEALED | ChunkFlag.UPLOADED)
     path.write_bytes(head.encode() + path.read_bytes()[64:])

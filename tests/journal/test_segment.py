@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -35,17 +34,13 @@ from relay.journal.segment import (
     read_records,
 )
 from tests.fakes import FakeClock
-
-GOLDEN = Path(__file__).parent.parent / "fixtures" / "aof2"
-STREAM_1 = GOLDEN / "stream" / f"{1:020d}"
-STREAM_2 = GOLDEN / "stream-2" / f"{2:020d}"
+from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, json_lines
 
 
 def expected(path: Path) -> list[Record]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [
         Record(r["logical_offset"], r["append_ts_ms"], r["flags"], bytes.fromhex(r["payload_hex"]))
-        for r in rows
+        for r in json_lines(path)
     ]
 
 
@@ -63,8 +58,8 @@ def stream_of(tmp_path: Path, *segments: Path) -> str:
 @pytest.mark.parametrize(
     ("stream", "rows"),
     [
-        (STREAM_1, GOLDEN / "expected-records.jsonl"),
-        (STREAM_2, GOLDEN / "stream-2" / "expected-records.jsonl"),
+        (STREAM_1, FIXTURES / "expected-records.jsonl"),
+        (STREAM_2, FIXTURES / "stream-2" / "expected-records.jsonl"),
     ],
     ids=["1", "2"],
 )
@@ -74,7 +69,7 @@ def test_the_golden_streams_read_as_they_must(stream: Path, rows: Path, tmp_path
     assert list(JournalReader(str(copy)).read()) == expected(rows)
 
 
-GOLDEN_FILES = sorted(GOLDEN.glob("stream*/*/segments/*.seg"))
+GOLDEN_FILES = sorted(FIXTURES.glob("stream*/*/segments/*.seg"))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +111,8 @@ def test_the_same_records_give_the_same_file(golden: Path, tmp_path: Path) -> No
 def test_a_broken_segment_is_told_kept_aside_and_good_from_then_on(
     tmp_path: Path, name: str, covered: int, kept: int, said: str, aside: str
 ) -> None:
-    broken = (GOLDEN / "bad" / f"{name}.seg").read_bytes()
-    folder = stream_of(tmp_path, GOLDEN / "bad" / f"{name}.seg")
+    broken = (FIXTURES / "bad" / f"{name}.seg").read_bytes()
+    folder = stream_of(tmp_path, FIXTURES / "bad" / f"{name}.seg")
     (path,) = Path(folder, "segments").iterdir()
     policy = SegmentPolicy(slice_bytes=512)
     warned: list[str] = []
