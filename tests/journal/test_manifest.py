@@ -27,7 +27,6 @@ from relay.journal.manifest_reader import chunk_indexes, decode_chunk, read_mani
 from tests.disk import failing, kill_at_every_call, killed_before
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
-    NOW_S,
     STREAM_1,
     STREAM_2,
     UnsyncedDisk,
@@ -60,26 +59,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- writing and opening again -------------------------------------------------------------
-
-
-@pytest.mark.shows("journal 2.4")
-def test_what_was_appended_is_there_however_often_it_is_opened(stream: str) -> None:
-    lines: list[str] = []
-    with_records = begin(stream)
-    with_records.append(*RECORDS[:3])
-    with_records.record(ManifestType.CompressionStarted, 0, 0, job_id=1)
-    with_records.close()
-    kept = [*RECORDS[:3], said(ManifestType.CompressionStarted, 0, NOW_S * 1000, job_id=1)]
-    whole = path_of(stream, 0).read_bytes()
-    for _ in range(3):
-        Manifest.open(stream, 1, FakeClock(), lines.append).close()
-        assert path_of(stream, 0).read_bytes() == whole
-    last = begin(stream)
-    last.append(RECORDS[3])
-    last.close()
-    assert stored(stream) == [*kept, RECORDS[3]]
-    assert path_of(stream, 0).read_bytes()[64:].startswith(whole[64:])
-    assert lines == []
 
 
 @pytest.mark.parametrize("ahead", [b"\0" * 300, RECORDS[3].encode()], ids=["zeros", "a record"])
@@ -136,16 +115,6 @@ def test_chunks_are_contiguous_and_no_longer_than_their_capacity(stream: str) ->
     assert len(stored(stream)) == 9
 
 
-def test_a_chunk_created_and_never_written_is_no_fault(stream: str) -> None:
-    lines: list[str] = []
-    begin(stream).close()
-    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-    assert (lines, manifest.entries(), manifest.damaged) == ([], [], False)
-    manifest.append(opened(0))
-    manifest.close()
-    assert stored(stream) == [opened(0)]
-
-
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_chunk_that_lost_all_its_bytes_is_begun_again(
     stream: str, index: int, small: None
@@ -163,20 +132,6 @@ def test_a_chunk_that_lost_all_its_bytes_is_begun_again(
         manifest.append(record)
     manifest.close()
     assert stored(stream) == ([*RECORDS[:3], *RECORDS[3:]] if index else RECORDS[3:])
-
-
-def test_the_clock_and_the_flags_of_an_unknown_type(stream: str) -> None:
-    lines: list[str] = []
-    later = ManifestRecord(200, 3, 4, 5, {"payload": b"later"}, 1)
-    manifest = begin(stream)
-    manifest.append(opened(0), later, sealed(0))
-    manifest.close()
-    manifest = Manifest.open(stream, 1, FakeClock(), lines.append)
-    assert manifest.catalog.unknown == 1 and manifest.entries()[0].sealed
-    assert lines == [f"{stream}/manifest: 1 records of unknown types skipped: type 200 flags 1"]
-    manifest.append(opened(1, 100))
-    manifest.close()
-    assert stored(stream) == [opened(0), later, sealed(0), opened(1, 100)]
 
 
 def test_a_stream_of_another_number_is_not_taken(stream: str) -> None:
@@ -383,6 +338,7 @@ class AgainstAList(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+@pytest.mark.shows("journal 2.4")
 @pytest.mark.usefixtures("small")
 def test_against_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hypothesis.stateful import run_state_machine_as_test
