@@ -55,16 +55,14 @@ def check(box: Box) -> None:
 
 def begun_again(box: Box) -> None:
     """After the next start alice and carol go on."""
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31, turns=2)
     if not (box.path("agents", "alice", "outbox") / "1000000005-05.msg").exists():
         resend(box)
     assert box.dispatcher.notifier.send_resume_message(
         "carol", KEY
     )  # whoever starts it does so again
     box.flush()
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31, turns=2)
     check(box)
 
 
@@ -101,8 +99,7 @@ def terminated(root: Path) -> Box:
 
 
 def half_a_minute(box: Box) -> None:
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31, turns=2)
 
 
 def check_greeted(box: Box) -> None:

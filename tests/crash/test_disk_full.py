@@ -166,8 +166,7 @@ def check_vanished(box: Box) -> None:
     """Each is read, stands in the inbox, or went back to its sender: bob had no mailbox then."""
     box.home.make_agent("bob")
     for _ in range(2):
-        box.clock.advance(1)
-        box.tick(2)
+        box.after(1, turns=2)
     states = dict(box.sql("SELECT message_id, state FROM deliveries WHERE recipient = 'bob'"))
     told = [path.read_text() for path in box.path("agents", "alice", "inbox").rglob("*.msg")]
     back = {one for one in VANISHING if any(f"RE: {one}\n" in text for text in told)}
@@ -221,8 +220,7 @@ def survive(
         disk.free()
         box.tick()
         for _ in range(3):  # longer than any pause
-            box.clock.advance(61)
-            box.tick(2)
+            box.after(61, turns=2)
         box.flush()
         assert box.runs
         check_end(box)

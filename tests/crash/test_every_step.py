@@ -89,16 +89,14 @@ def overdue(box: Box) -> None:
     box.drop("alice", f"TO: bob\nKIND: command\n{asks}\n\ndeploy", "1000000002-02.msg")
     box.tick()
     for pause_s in (60, 1, 60, 2, 60, 4, 60):
-        box.clock.advance(pause_s)
-        box.tick()
+        box.after(pause_s, turns=1)
     box.flush()
 
 
 def check_overdue(box: Box) -> None:
     """However it went: read or not, it is dead at the end, and everybody knows it once."""
     for _ in range(12):  # a crash may have cost an attempt its time, never one too many
-        box.clock.advance(61)
-        box.tick(2)
+        box.after(61, turns=2)
     box.flush()
     assert box.states("1000000002-02") == {"bob": "dead"}
     ((attempt,),) = box.sql("SELECT attempt FROM deliveries WHERE state = 'dead'")
@@ -128,12 +126,10 @@ def owed(box: Box) -> None:
     box.drop("alice", "TO: carol\nKIND: command\n\ntest", f"{ASKED}.msg")
     box.tick()
     answer(box, "in_progress", BEGUN)
-    box.clock.advance(1800)
-    box.tick()
+    box.after(1800, turns=1)
     answer(box, "completed", DONE)
     for _ in range(2):
-        box.clock.advance(1800)
-        box.tick()
+        box.after(1800, turns=1)
     box.flush()
 
 
@@ -141,8 +137,7 @@ def check_owed(box: Box) -> None:
     """However it went: each reminder, and each word to the sender, is there once."""
     answer(box, "completed", DONE)
     for _ in range(4):
-        box.clock.advance(1801)
-        box.tick(2)
+        box.after(1801, turns=2)
     box.flush()
     assert box.store.state.owed == {}
     duties = box.sql(
@@ -169,8 +164,7 @@ def rolled(box: Box) -> None:
     box.tick()
     box.flush()
     for _ in range(2):
-        box.clock.advance(90_000)
-        box.tick(6)
+        box.after(90_000, turns=6)
         box.flush()
 
 
@@ -200,14 +194,12 @@ def vanished(box: Box) -> None:
         box.take("bob", "1000000001-01")
     box.path("agents", "bob", "inbox", "1000000002-02.msg").unlink(missing_ok=True)
     box.tick()
-    box.clock.advance(1)
-    box.tick()
+    box.after(1, turns=1)
     shutil.rmtree(box.path("agents", "bob"))
     box.tick()
     box.home.make_agent("bob")
     for _ in range(2):
-        box.clock.advance(1)
-        box.tick()
+        box.after(1, turns=1)
     box.flush()
 
 
@@ -215,8 +207,7 @@ def check_vanished(box: Box) -> None:
     """What nobody had read is there, once; what is called written stands in the inbox."""
     box.home.make_agent("bob")  # killed before that, it is made again now
     for _ in range(2):
-        box.clock.advance(1)
-        box.tick(2)
+        box.after(1, turns=2)
     folder = box.path("agents", "bob", "inbox")
     have = [path.stem for path in folder.glob("**/*.msg")]
     assert len(have) == len(set(have)) and "1000000003-03" in have
@@ -246,8 +237,7 @@ def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str, ta
     act, check_end = SCENARIOS[name]
 
     def ends(box: Box) -> None:
-        box.clock.advance(31)
-        box.tick(2)
+        box.after(31, turns=2)
         box.flush()
         check_end(box)
 

@@ -26,8 +26,7 @@ def scenario(box: Box) -> None:
 
 def check(box: Box) -> None:
     """One notice and one answer, and nothing is waited for."""
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31, turns=2)
     box.flush()
     found = {str(one.kind): one for one in received(box, "alice")}
     assert len(received(box, "alice")) == 2

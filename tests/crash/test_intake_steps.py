@@ -14,8 +14,7 @@ NAME = "1000000001-01.msg"
 def left(box: Box) -> None:
     """A message that its writer left in .pending, an hour later."""
     box.path("agents", "alice", "outbox", ".pending", NAME).write_text("TO: bob\n\na long report")
-    box.clock.advance(3700)
-    box.tick(3)
+    box.after(3700)
 
 
 def check_left(box: Box) -> None:

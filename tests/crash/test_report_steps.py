@@ -28,8 +28,7 @@ def scenario(box: Box) -> None:
 
 
 def check(box: Box) -> None:
-    box.clock.advance(31)
-    box.tick(2)
+    box.after(31, turns=2)
     assert box.sql("SELECT offer, state, evidence FROM offers") == [(1, "in_context", "it acted")]
     assert box.sql("SELECT rung, result FROM rings") == [("command", "ok")]
     assert not [one for one in box.path("agents/bob/outbox").iterdir() if one.is_file()]

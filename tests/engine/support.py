@@ -15,6 +15,7 @@ from relay.acomm.model import (
     DeliveryMode,
     DeliveryState,
     Message,
+    MessageStatus,
     MessageType,
 )
 from relay.base.errors import CommError
@@ -130,6 +131,13 @@ def standing(store: CommStore | Engine, number: int) -> dict[str, DeliveryState]
     """Where each delivery of a message stands, as a snapshot has it."""
     deliveries = store.snapshot().state.deliveries[number]
     return {recipient: delivery.state for recipient, delivery in deliveries.items()}
+
+
+def status_of(store: CommStore, number: int) -> MessageStatus:
+    """Of a message, dead or alive."""
+    message = store.get_message(number)
+    assert message is not None
+    return message.status
 
 
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE

@@ -266,19 +266,21 @@ def test_queries_look_into_archives(history: Scene) -> None:
     assert store.messages.query(MessageFilter(sender="nobody")).total_count == 0
 
 
+def watched(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """The ends of the paths that a function of store_file is called with."""
+    paths: list[str] = []
+    real = getattr(store_file, name)
+
+    def call(path: str) -> object:
+        paths.append(path[-12:])
+        return real(path)
+
+    monkeypatch.setattr(store_file, name, call)
+    return paths
+
+
 def test_only_what_is_needed_is_read(history: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    aids: list[str] = []
-    monkeypatch.setattr(
-        store_file,
-        "read",
-        lambda path, real=store_file.read: (read.append(path[-12:]), real(path))[1],
-    )
-    monkeypatch.setattr(
-        store_file,
-        "read_indexes",
-        lambda path, real=store_file.read_indexes: (aids.append(path[-12:]), real(path))[1],
-    )
+    read, aids = watched(monkeypatch, "read"), watched(monkeypatch, "read_indexes")
     store = history.store
     store.messages.query(MessageFilter(limit=3), grouped=False)  # the live ones fill the page
     assert (read, aids) == ([], [])
@@ -307,12 +309,7 @@ def test_a_message_and_a_thread_are_found(history: Scene) -> None:
 def test_looking_one_up_reads_its_archive_alone_and_decodes_no_other_message(
     history: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    monkeypatch.setattr(
-        store_file,
-        "read_bytes",
-        lambda path, real=store_file.read_bytes: (read.append(path[-12:]), real(path))[1],
-    )
+    read = watched(monkeypatch, "read_bytes")
     monkeypatch.setattr(store_file, "decode", None)
     store = history.store
     for _ in range(2):

@@ -21,7 +21,15 @@ from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.commstore.store import CommStore
 from relay.engine import events
 from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
-from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, reopened, send, standing
+from tests.engine.support import (
+    AT_LEAST_ONCE,
+    channel_of,
+    group_of,
+    reopened,
+    send,
+    standing,
+    status_of,
+)
 from tests.fakes import FakeClock
 
 SURE = ChannelConfig(delivery=DeliveryMode.AT_LEAST_ONCE, ack_timeout=10)
@@ -122,8 +130,7 @@ def test_timers_are_kept_per_recipient(scene: Scene) -> None:
         scene.after(15)
     (letter,) = scene.store.dead_letters()
     assert letter.recipients == ("other",)
-    kept = scene.store.get_message(sent)  # worker has it: the message itself is not dead
-    assert kept is not None and kept.status is not MessageStatus.DEAD_LETTER
+    assert status_of(scene.store, sent) is not MessageStatus.DEAD_LETTER  # worker has it
 
 
 @pytest.mark.shows("engine 3.8")
@@ -164,8 +171,7 @@ def test_a_late_ack_takes_a_dead_letter_back(scene: Scene) -> None:
     scene.store.receive_messages(None, "lead")  # hears that it is dead
     scene.store.acknowledge_message(sent, "worker", "completed", "was at lunch")
     assert scene.store.dead_letters() == []
-    kept = scene.store.get_message(sent)
-    assert kept is not None and kept.status is MessageStatus.ACKNOWLEDGED
+    assert status_of(scene.store, sent) is MessageStatus.ACKNOWLEDGED
     (ack,) = scene.store.receive_messages(None, "lead")
     assert ack.content == b"completed\nwas at lunch"
     scene.reopened()
@@ -429,12 +435,10 @@ def test_one_has_answered_the_other_is_dead(store: CommStore, clock: FakeClock, 
     store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
         store.acknowledge_message(number, "other", "completed")
-    message = store.get_message(number)
-    assert message is not None and message.status is MessageStatus.DELIVERED
+    assert status_of(store, number) is MessageStatus.DELIVERED
     assert [letter.recipients for letter in store.dead_letters()] == [("worker",)]
     store.acknowledge_message(number, "worker", "completed")  # late
-    message = store.get_message(number)
-    assert message is not None and message.status is MessageStatus.ACKNOWLEDGED
+    assert status_of(store, number) is MessageStatus.ACKNOWLEDGED
     reopened(store, clock)
 
 
@@ -446,8 +450,7 @@ def test_nobody_is_left_it_is_a_dead_letter(store: CommStore, clock: FakeClock, 
     store.engine.retries.dead_letter(number, ["worker"], "it is gone")
     if first == "dead":
         store.engine.deliveries.move(number, ["other"], DeliveryState.BOUNCED)
-    message = store.get_message(number)
-    assert message is not None and message.status is MessageStatus.DEAD_LETTER
+    assert status_of(store, number) is MessageStatus.DEAD_LETTER
     assert len(store) == 0
     reopened(store, clock)
 
@@ -459,6 +462,5 @@ def test_who_received_it_in_time_may_say_so_later(store: CommStore, clock: FakeC
     assert standing(store, number) == {"worker": DeliveryState.EXPIRED}
     store.acknowledge_message(number, "worker", "completed")
     assert standing(store, number) == {"worker": DeliveryState.ACKNOWLEDGED}
-    message = store.get_message(number)
-    assert message is not None and message.status is MessageStatus.ACKNOWLEDGED
+    assert status_of(store, number) is MessageStatus.ACKNOWLEDGED
     reopened(store, clock)
