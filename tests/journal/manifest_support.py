@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from relay.base import fsio
 from relay.journal import manifest_format
 from relay.journal.catalog import Catalog, SegmentEntry
 from relay.journal.manifest import Manifest
@@ -120,39 +116,3 @@ def any_record(segments: st.SearchStrategy[int] = U64) -> st.SearchStrategy[Mani
 
 
 # -- disks that fail -----------------------------------------------------------------------
-
-
-class UnsyncedDisk:
-    """Remembers what was written and not synced, so that a power cut can undo any of it."""
-
-    def __init__(self) -> None:
-        self.pending: list[tuple[str, int, bytes]] = []  # name, offset, what stood there
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Every write_at and sync_data of the block is seen."""
-        write, sync = fsio.write_at, fsio.sync_data
-
-        def write_at(fd: int, data: bytes | memoryview, offset: int, name: str) -> None:
-            old = os.pread(fd, len(data), offset)  # zeros where the file grew: its length may last
-            write(fd, data, offset, name)
-            self.pending.append((name, offset, old.ljust(len(data), b"\0")))
-
-        def sync_data(fd: int, name: str) -> None:
-            sync(fd, name)
-            self.pending = [entry for entry in self.pending if entry[0] != name]
-
-        fsio.write_at, fsio.sync_data = write_at, sync_data  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            fsio.write_at, fsio.sync_data = write, sync
-
-    def cut(self, lost: set[int]) -> None:
-        """Undo those of the pending writes: their pages never reached the disk."""
-        for number in reversed(range(len(self.pending))):
-            if number in lost:
-                name, offset, old = self.pending[number]
-                with open(name, "r+b") as file:
-                    file.seek(offset)
-                    file.write(old)

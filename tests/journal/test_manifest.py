@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import threading
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,11 @@ from relay.journal.manifest_format import (
     decode_chunk_header,
 )
 from relay.journal.manifest_reader import chunk_indexes, decode_chunk, read_manifest
-from tests.disk import failing, kill_at_every_call, killed_before
+from tests.disk import failing, hooked, killed_before
 from tests.fakes import FakeClock
 from tests.journal.manifest_support import (
     STREAM_1,
     STREAM_2,
-    UnsyncedDisk,
     any_record,
     begin,
     entries_of,
@@ -40,6 +39,7 @@ from tests.journal.manifest_support import (
     silent,
     stored,
 )
+from tests.power import Cut, Durable, Power, build
 
 PHASES = (Phase.explicit, Phase.generate)  # shrinking takes longer than a test may
 RECORDS = [record for n in range(6) for record in (opened(n, n * 100), sealed(n, n * 100))]
@@ -173,51 +173,46 @@ def test_two_threads_lose_nothing_of_each_other(stream: str, small: None) -> Non
 # -- crashes -------------------------------------------------------------------------------
 
 
-def written_until_killed(stream: str, done: list[ManifestRecord]) -> None:
-    """Append one by one; ``done`` is what returned."""
-    manifest = begin(stream)
-    for record in RECORDS:
-        manifest.append(record)
-        done.append(record)
-    manifest.snapshot()
-
-
-def test_a_kill_and_a_power_cut_lose_nothing_that_returned(tmp_path: Path, small: None) -> None:
-    # Killed at each call; then any of the writes that were not synced are undone, or none.
+@pytest.mark.parametrize("mode", Cut)
+def test_a_kill_and_a_power_cut_lose_nothing_that_returned(
+    tmp_path: Path, mode: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any call; what a kill leaves is all that was written."""
+    monkeypatch.setattr(manifests, "CHUNK_CAPACITY", 64 + 700)  # more than a sector
+    monkeypatch.setattr(manifests, "SNAPSHOT_EVERY", 7)
+    (tmp_path / "disk").mkdir()
+    power = Power(tmp_path / "disk")
     done: list[ManifestRecord] = []
-    disk = UnsyncedDisk()
+    states: list[tuple[int, Durable]] = []
 
-    def work(attempt: int) -> None:
-        done.clear()
-        disk.pending.clear()
-        with disk.recording():
-            written_until_killed(str(tmp_path / str(attempt) / f"{1:020d}"), done)
+    def watch(operation: str, name: str) -> None:
+        states.append((len(done), power.state()))
+        power(operation, name)
 
-    cuts = 0
-    for attempt in kill_at_every_call(work):
-        folder = tmp_path / str(attempt)
-        names = {name for name, _, _ in disk.pending}
-        before = {name: Path(name).read_bytes() for name in names}
-        numbers = range(len(disk.pending))
-        sizes = range(len(numbers) + 1)
-        for lost in (set(c) for size in sizes for c in combinations(numbers, size)):
-            for name, data in before.items():
-                Path(name).write_bytes(data)
-            disk.cut(lost)
-            shutil.copytree(folder, cut := tmp_path / "cut")
-            manifest = begin(str(cut / f"{1:020d}"))
-            found = stored(manifest.stream_dir)
-            assert not manifest.damaged and found[: len(done)] == done
-            assert found == RECORDS[: len(found)] and len(found) - len(done) <= 1
-            assert manifest.entries() == list(entries_of(found).values())
-            manifest.append(said(ManifestType.CustomEvent, 0, schema_id=1, blob=b"on"))
-            manifest.close()
-            again = begin(manifest.stream_dir)
-            assert len(stored(manifest.stream_dir)) == len(found) + 1 and not again.damaged
-            again.close()
-            shutil.rmtree(cut)
-            cuts += len(lost) > 0
-    assert attempt > 60 and cuts > 20  # the loop saw them
+    given = [record for n in range(12) for record in (opened(n, n * 100), sealed(n, n * 100))]
+    with hooked(watch):
+        manifest = begin(str(tmp_path / "disk" / f"{1:020d}"))
+        for record in given:
+            manifest.append(record)
+            done.append(record)
+        manifest.snapshot()
+    manifest.close()
+    power.close()
+    assert len(states) > 100
+    dice = random.Random(1)
+    throws = 2 if mode is Cut.SECTORS else 1
+    for number, (returned, state) in enumerate(states * throws):
+        left = build(state, power.root, tmp_path / str(number), mode, dice)
+        manifest = begin(str(left / f"{1:020d}"))
+        found = stored(manifest.stream_dir)
+        assert not manifest.damaged and returned <= len(found) <= returned + 1
+        assert found == given[: len(found)]
+        assert manifest.entries() == list(entries_of(found).values())
+        manifest.append(said(ManifestType.CustomEvent, 0, schema_id=1, blob=b"on"))
+        manifest.close()
+        again = begin(manifest.stream_dir)
+        assert len(stored(manifest.stream_dir)) == len(found) + 1 and not again.damaged
+        again.close()
 
 
 @pytest.mark.shows("journal 3.3")
