@@ -9,6 +9,7 @@ from typing import Any
 
 from relay.agents.roster import META
 from relay.base.config import Config, SpawnSettings
+from relay.base.process_info import started_at
 from relay.ledger.agents import ProcessRow
 from tests.box import Box
 from tests.fakes import FakeProcess, FakeSpawner
@@ -28,12 +29,11 @@ def registered(box: Box, agent: str) -> subprocess.Popen[bytes]:
     It is nobody's child but the test's, who ends it.
     """
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    stat = Path(f"/proc/{process.pid}/stat").read_text()
     path = box.path("agents", agent, META)
     meta = json.loads(path.read_text()) if path.exists() else {}
     meta |= {
         "pid": process.pid,
-        "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
+        "pid_start_ticks": started_at(process.pid),
         "started_at": box.clock.now_ns(),
     }
     new = path.with_name("new")

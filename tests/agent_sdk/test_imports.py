@@ -8,7 +8,7 @@ import sys
 from inspect import getdoc, isasyncgenfunction, iscoroutinefunction, signature
 from pathlib import Path
 
-from relay.base.home import Home
+from tests.procs import home_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,11 +73,9 @@ UNNEEDED = HEAVY - {"click", "inspect", "pathlib", "threading"}  # click's own i
 
 
 def test_a_sending_command_loads_no_parser_of_json_and_no_database(tmp_path: Path) -> None:
-    with Home.create(str(tmp_path / "home")) as home:
-        for name in ("alice", "bob"):
-            home.make_agent(name)
+    home = home_of(tmp_path / "home", "alice", "bob")
     ended = subprocess.run(
-        [sys.executable, "-c", COMMAND, home.root],
+        [sys.executable, "-c", COMMAND, home],
         cwd=ROOT,
         capture_output=True,
         text=True,

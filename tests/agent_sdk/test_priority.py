@@ -11,20 +11,6 @@ from agent_sdk import inbox as inbox_module
 from tests.agent_sdk.support import HandRelay
 
 
-@pytest.fixture
-def relay(relay: HandRelay) -> HandRelay:
-    """Alice has her folder."""
-    Agent("alice", relay.root).close()
-    return relay
-
-
-@pytest.fixture
-def alice(relay: HandRelay) -> Agent:
-    """Alice, who does not register."""
-    with Agent("alice", relay.root, registers=False) as agent:
-        yield agent
-
-
 def bodies(alice: Agent) -> list[str]:
     return [message.body for message in alice.messages(timeout_s=0)]
 

@@ -18,6 +18,7 @@ from relay.base.clock import Clock
 from relay.base.errors import HomeMissing, InvalidName, LedgerError, NotFound, RelayError
 from relay.base.message import parse
 from relay.base.names import sha256_hex
+from relay.base.process_info import started_at
 from tests.agent_sdk.support import (
     FIRST_NS,
     HandRelay,
@@ -42,14 +43,13 @@ class StillClock(Clock):
         return self.at_ns
 
 
-def test_a_message_is_a_file_in_the_outbox(relay: HandRelay) -> None:
+def test_a_message_is_a_file_in_the_outbox(relay: HandRelay, alice: Agent) -> None:
     body = "line one\n\nline two\n"
-    with Agent("alice", relay.root) as alice:
-        sent = alice.send(
-            "bob", body, kind="command", thread="t-1", priority=0,
-            topic="build.ok", ttl_s=60, delivery="at-least-once", due_s=30,
-            headers={"x-tool": "make"},
-        )  # fmt: skip
+    sent = alice.send(
+        "bob", body, kind="command", thread="t-1", priority=0,
+        topic="build.ok", ttl_s=60, delivery="at-least-once", due_s=30,
+        headers={"x-tool": "make"},
+    )  # fmt: skip
     (name,) = relay.waiting("alice", "outbox")
     assert name == f"{sent}.msg"
     path = relay.box("alice", "outbox") / name
@@ -164,20 +164,19 @@ def test_a_full_disk_is_waited_for_at_the_start_too(
 
 
 def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
     pending = relay.box("alice", "outbox") / ".pending"
-    with Agent("alice", relay.root) as alice:
-        held_up = ["rename"]
+    held_up = ["rename"]
 
-        def fault(name: str, _: str) -> None:
-            if held_up == [name]:  # for 30 s, after which the relay removes it
-                held_up.clear()
-                for left in pending.iterdir():
-                    left.unlink()
+    def fault(name: str, _: str) -> None:
+        if held_up == [name]:  # for 30 s, after which the relay removes it
+            held_up.clear()
+            for left in pending.iterdir():
+                left.unlink()
 
-        monkeypatch.setattr(fsio, "fault", fault)
-        sent = alice.send("bob", "hello")
+    monkeypatch.setattr(fsio, "fault", fault)
+    sent = alice.send("bob", "hello")
     assert held_up == []
     assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
     assert relay.waiting("alice", "outbox/.pending") == []
@@ -226,11 +225,8 @@ def test_who_it_is_stands_in_meta_json_beside_what_others_put_there(relay: HandR
     meta.write_text('{"pid": 1, "role": "lead", "public_key": "k"}')
     others = {"role": "lead", "public_key": "k", "started_at": FIRST_NS}
     with Agent("alice", relay.root, clock=StillClock()):
-        stat = Path("/proc/self/stat").read_text()
-        assert json.loads(meta.read_text()) == others | {
-            "pid": os.getpid(),
-            "pid_start_ticks": int(stat.rpartition(")")[2].split()[19]),
-        }
+        own = {"pid": os.getpid(), "pid_start_ticks": started_at(os.getpid())}
+        assert json.loads(meta.read_text()) == others | own
         assert meta.stat().st_mode & 0o777 == 0o600
     assert json.loads(meta.read_text()) == others
 
@@ -279,14 +275,15 @@ def test_no_home_and_no_name_are_errors(relay: HandRelay, tmp_path: Path) -> Non
     assert relay.root.joinpath("agents").exists()
 
 
-def test_who_acts_for_another_process_leaves_meta_json_alone(relay: HandRelay) -> None:
+def test_who_acts_for_another_process_leaves_meta_json_alone(
+    relay: HandRelay, alice: Agent
+) -> None:
     meta = relay.root / "agents" / "alice" / "meta.json"
-    with Agent("alice", relay.root) as alice:
-        before = meta.read_bytes()
-        with Agent("alice", relay.root, registers=False) as other:
-            other.send("bob", "hi")
-        assert meta.read_bytes() == before
-        alice.send("bob", "hi")
+    before = meta.read_bytes()
+    with Agent("alice", relay.root, registers=False) as other:
+        other.send("bob", "hi")
+    assert meta.read_bytes() == before
+    alice.send("bob", "hi")
 
 
 def test_a_closed_agent_says_so(relay: HandRelay) -> None:

@@ -79,14 +79,13 @@ def test_an_unknown_option_of_send_is_an_error(
 
 @pytest.mark.parametrize("operation", ["create", "write", "syncfs"])
 def test_a_full_disk_is_waited_for_without_writing_any_file_twice(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, operation: str
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent, operation: str
 ) -> None:
     slept = pauses(monkeypatch)
-    with Agent("alice", relay.root) as alice:
-        called = fail_at(monkeypatch, operation, 1, errno.ENOSPC, errno.EDQUOT)
-        with says_the_disk_is_full():
-            alice.send_many(THREE)
-        assert called.count("rename") == 3
+    called = fail_at(monkeypatch, operation, 1, errno.ENOSPC, errno.EDQUOT)
+    with says_the_disk_is_full():
+        alice.send_many(THREE)
+    assert called.count("rename") == 3
     assert slept == [0.1, 0.2]
     assert in_outbox(relay) == ["one", "two", "three"]
 
@@ -117,18 +116,17 @@ def test_an_error_between_the_renames_names_those_that_were_sent(
 
 
 def test_a_file_that_was_taken_for_an_orphan_meanwhile_is_written_once_more(
-    relay: HandRelay, monkeypatch: pytest.MonkeyPatch
+    relay: HandRelay, monkeypatch: pytest.MonkeyPatch, alice: Agent
 ) -> None:
     pending = relay.box("alice", "outbox") / ".pending"
-    with Agent("alice", relay.root) as alice:
 
-        def fault(name: str, _: str) -> None:
-            if name == "syncfs":
-                for left in pending.iterdir():
-                    left.unlink()
+    def fault(name: str, _: str) -> None:
+        if name == "syncfs":
+            for left in pending.iterdir():
+                left.unlink()
 
-        monkeypatch.setattr(fsio, "fault", fault)
-        alice.send_many(THREE)
+    monkeypatch.setattr(fsio, "fault", fault)
+    alice.send_many(THREE)
     assert in_outbox(relay) == ["one", "two", "three"]
 
 

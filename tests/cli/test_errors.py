@@ -23,8 +23,7 @@ from relay.base.errors import (
 )
 from relay.base.home import Home
 from relay.cli import run
-from relay.ledger.ledger import Ledger
-from tests.procs import PROJECT, environment
+from tests.procs import PROJECT, environment, home_of
 
 MESSAGE_ID = "1700000000000000001-01"
 OTHER_SPELLING = "another spelling of Lead means the agent with the role lead"
@@ -33,11 +32,7 @@ SCHEMA_5 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v5.sql"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    root = tmp_path / "home"
-    with Home.create(str(root), b"{}") as made:
-        Ledger.open(made.path("ledger.db")).close()
-        made.make_agent("bob")
-    return root
+    return home_of(tmp_path / "home", "bob")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

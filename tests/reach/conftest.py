@@ -52,6 +52,14 @@ def claude(start_cli: Callable[..., Cli]) -> Cli:
 
 
 @pytest.fixture
+def blind(start_cli: Callable[..., Cli]) -> Cli:
+    """The same without a transcript."""
+    cli = start_cli(AGENT_RELAY_NAME="bob")
+    cli.start()
+    return cli
+
+
+@pytest.fixture
 def bobs_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home; calls of this process are bob's."""
     monkeypatch.setenv("AGENT_RELAY_NAME", "bob")

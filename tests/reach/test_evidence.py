@@ -16,14 +16,6 @@ HELLO = "FROM: alice\nTO: bob\n\nhello"
 ID = "1700000000000000001-aa"
 
 
-@pytest.fixture
-def blind(start_cli: Start) -> Cli:
-    """A session of Claude Code without a transcript."""
-    cli = start_cli(AGENT_RELAY_NAME="bob")
-    cli.start()
-    return cli
-
-
 def is_read(root: Path) -> bool:
     """The file was moved to .read."""
     waits = (root / "agents/bob/inbox" / f"{ID}.msg").exists()

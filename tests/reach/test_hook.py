@@ -171,29 +171,26 @@ def test_a_late_doorbell_begins_no_turn(root: Path, claude: Cli) -> None:
     assert f"Message {second}" in claude.prompt(ring_text(1))
 
 
-def test_a_text_of_another_session_is_no_prompt_of_the_person(
-    root: Path, start_cli: Callable[..., Cli]
-) -> None:
-    cli = start_cli(AGENT_RELAY_NAME="bob")  # without a transcript
-    cli.start()
-    cli.hook("PermissionRequest")
-    cli.prompt(envelope("hello"))
-    assert cli.session.state == "blocked"  # its dialog is open: a ring might be taken as an answer
-    cli.prompt(f"{envelope('hello')}\nwhat does it want?")  # a person quotes it
-    assert cli.session.state == "working"
+def test_a_text_of_another_session_is_no_prompt_of_the_person(root: Path, blind: Cli) -> None:
+    blind.hook("PermissionRequest")
+    blind.prompt(envelope("hello"))
+    # Its dialog is open: a ring might be taken as an answer.
+    assert blind.session.state == "blocked"
+    blind.prompt(f"{envelope('hello')}\nwhat does it want?")  # a person quotes it
+    assert blind.session.state == "working"
 
     # In mid-turn it ends neither the step of parallel tool calls nor what a stop has begun.
     put(root, "bob", HELLO, ID)
-    assert cli.hook("PostToolUse")
-    cli.prompt(envelope("hello"))
-    cli.hook("PostToolUse")
+    assert blind.hook("PostToolUse")
+    blind.prompt(envelope("hello"))
+    blind.hook("PostToolUse")
     assert told(reports(root, "bob")) == [("offered", "tool call 1", 1, ID)]
-    cli.tool()
-    cli.tool()
+    blind.tool()
+    blind.tool()
     put(root, "bob", HELLO, second := "1700000000000000002-aa")
-    assert cli.stop()
-    cli.prompt(envelope("hello"))
-    assert second in cli.session.offered
+    assert blind.stop()
+    blind.prompt(envelope("hello"))
+    assert second in blind.session.offered
 
 
 def test_states(claude: Cli) -> None:
@@ -229,19 +226,17 @@ def test_states(claude: Cli) -> None:
 
 
 def test_the_error_that_ended_a_turn_is_kept_and_no_offer_counts_as_seen(
-    root: Path, start_cli: Callable[..., Cli]
+    root: Path, blind: Cli
 ) -> None:
-    cli = start_cli(AGENT_RELAY_NAME="bob")  # without a transcript
-    cli.start()
     put(root, "bob", HELLO, ID)
-    assert ID in cli.prompt()
-    cli.hook("StopFailure", error="rate_limit")
-    assert (cli.session.state, cli.session.error) == ("failing", "rate limit")
-    assert ID in cli.session.offered and (root / f"agents/bob/inbox/{ID}.msg").exists()
-    cli.hook("StopFailure", error_type="x" * 99 + "\x1b", error="429")
-    assert cli.session.error == "x" * 60
-    cli.hook("StopFailure", error=7)
-    assert cli.session.error == "unknown error"
+    assert ID in blind.prompt()
+    blind.hook("StopFailure", error="rate_limit")
+    assert (blind.session.state, blind.session.error) == ("failing", "rate limit")
+    assert ID in blind.session.offered and (root / f"agents/bob/inbox/{ID}.msg").exists()
+    blind.hook("StopFailure", error_type="x" * 99 + "\x1b", error="429")
+    assert blind.session.error == "x" * 60
+    blind.hook("StopFailure", error=7)
+    assert blind.session.error == "unknown error"
 
 
 # -- bad input and faults -----------------------------------------------------------------------

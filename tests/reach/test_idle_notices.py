@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from relay.base.process_info import PROC, START_FIELD
+from relay.base.process_info import started_at
 from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, WORKING, Session, load_session, remove_session, save_session
 from tests.box import Box
@@ -18,9 +18,7 @@ def has_session(box: Box, state: str = WORKING, agent: str = "bob") -> Session:
     """A running session of an agent: this process."""
     session = Session("claude", f"of-{agent}")
     session.agent, session.state, session.state_at = agent, state, box.clock.now_ns()
-    session.pid = os.getpid()
-    with open(f"{PROC}/self/stat", "rb") as file:
-        session.pid_start = int(file.read().rpartition(b") ")[2].split()[START_FIELD - 3])
+    session.pid, session.pid_start = os.getpid(), started_at(os.getpid())
     box.path("sessions").mkdir(mode=0o700, exist_ok=True)
     save_session(str(box.root), session)
     return session
