@@ -15,8 +15,20 @@ SHELLS = {
 }
 
 
+def environment_of(home: Path, name: str, **more: str) -> dict[str, str]:
+    """What a script that sources relay.sh has, as this agent. It does not wait for the relay."""
+    return {
+        "PATH": os.environ["PATH"],
+        "RELAY_SH": str(RELAY_SH),
+        "AGENT_RELAY_NAME": name,
+        "AGENT_RELAY_DIR": str(home),
+        "RELAY_NO_WAIT": "1",
+        **more,
+    }
+
+
 class Shell:
-    """One shell, as the agent ``sh-1`` of a home. It does not wait for the relay."""
+    """One shell, as the agent ``sh-1`` of a home."""
 
     def __init__(self, command: list[str], folder: Path, home: Path) -> None:
         self._command = command
@@ -33,14 +45,7 @@ class Shell:
             cwd=self.folder,
             capture_output=True,
             start_new_session=True,
-            env={
-                "PATH": os.environ["PATH"],
-                "RELAY_SH": str(RELAY_SH),
-                "AGENT_RELAY_NAME": "sh-1",
-                "AGENT_RELAY_DIR": str(self.home),
-                "RELAY_NO_WAIT": "1",
-                **env,
-            },
+            env=environment_of(self.home, "sh-1", **env),
         )
 
     def ok(self, script: str, *args: str, stdin: bytes = b"", **env: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.box import Box
-from tests.procs import environment, relay
-from tests.shells import RELAY_SH
+from tests.procs import relay
+from tests.shells import environment_of
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def home(box: Box) -> Path:
 def test_relay_recv_names_the_one_message_that_it_took(home: Path) -> None:
     """The next one stays."""
     inbox = home / "agents/bob/inbox"
-    script = f'. "{RELAY_SH}"; relay_recv -t 1 > /dev/full'
+    script = '. "$RELAY_SH"; relay_recv -t 1 > /dev/full'
     done = subprocess.run(
         ["sh", "-c", script],
-        env=environment(AGENT_RELAY_DIR=str(home), AGENT_RELAY_NAME="bob"),
+        env=environment_of(home, "bob"),
         capture_output=True,
         text=True,
         check=False,

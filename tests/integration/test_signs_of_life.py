@@ -35,7 +35,7 @@ from tests.procs import (
     rows_of,
     until,
 )
-from tests.shells import RELAY_SH, SHELLS
+from tests.shells import SHELLS, environment_of
 
 WAITS = (
     "import sys\nfrom agent_sdk import Agent\n"
@@ -119,13 +119,7 @@ class Sourced:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={
-                "PATH": os.environ["PATH"],
-                "RELAY_NO_WAIT": "1",
-                "RELAY_SH": str(RELAY_SH),
-                "AGENT_RELAY_NAME": name,
-                "AGENT_RELAY_DIR": str(home),
-            },
+            env=environment_of(home, name),
         )
         assert self.process.stdout is not None
         while self.process.stdout.readline() not in (b"there\n", b""):
@@ -178,11 +172,9 @@ def test_M07_a_single_command_is_not_the_agents_process(
     shell: list[str], quiet: Path, script: str
 ) -> None:
     """``sh -c``, as programs call tools, and relay.sh run: the agent lives on behind it."""
-    env = {
-        **{"PATH": os.environ["PATH"], "RELAY_SH": str(RELAY_SH), "RELAY_NO_WAIT": "1"},
-        **{"AGENT_RELAY_NAME": "bob", "AGENT_RELAY_DIR": str(quiet)},
-    }
-    done = subprocess.run([*shell, "-c", script], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [*shell, "-c", script], env=environment_of(quiet, "bob"), capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert not (quiet / "agents" / "bob" / "meta.json").exists()
 
