@@ -8,13 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from relay.base.errors import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_STATE, EXIT_USAGE
 from tests import forks
-from tests.base.test_discovery import link_work_tree
 from tests.procs import PATIENCE_S, environment
 
 TAKES = (
@@ -63,11 +61,6 @@ class Person:
         root: str = json.loads(self.says("up", "--json"))["home"]
         self.roots.add(root)
         return root
-
-    def where(self) -> dict[str, Any]:
-        """What `relay where` says."""
-        facts: dict[str, Any] = json.loads(self.run("where", "--json").stdout)
-        return facts
 
 
 @pytest.fixture
@@ -144,19 +137,6 @@ def test_init_here_again_completes_it(person: Person) -> None:
     assert person.says("init").startswith(f"completed {person.project}/.agent-relay\n")
     both = person.run("init", "--here", "--home", "elsewhere")
     assert both.returncode == EXIT_USAGE and "--here cannot be used with --home" in both.stderr
-
-
-def test_agents_in_two_work_trees_talk_to_each_other(person: Person, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    link_work_tree(person.project, tree)
-    in_project(person, "init", "--here")
-    person.up()
-    in_project(person, "register", "alice")
-    person.cwd = tree
-    assert person.where()["how"] == f"in the main work tree of {tree}"
-    person.says("send", "alice", "from the other tree")
-    inbox = ("inbox", "--as", "alice", "--take", "--timeout", "60")
-    assert "from the other tree" in in_project(person, *inbox)
 
 
 # -- refused -------------------------------------------------------------------------------

@@ -37,24 +37,6 @@ def test_a_large_file_is_refused_and_no_room_is_made_for_it(box: Box) -> None:
     assert on_disk(box) - before < 4 * MIB
 
 
-def test_of_many_that_are_taken_a_part_at_a_time_is_made_room_for(box: Box) -> None:
-    body = "x" * (MIB - 10)
-    sent = [box.drop("alice", f"TO: bob\n\n{body}") for _ in range(70)]
-    at_most = 0
-    commit = box.events.commit
-
-    def watched() -> None:
-        nonlocal at_most
-        active = box.events.journal._active
-        at_most = max(at_most, active.zeroed - active.position)
-        commit()
-
-    box.events.commit = watched  # type: ignore[method-assign]
-    box.tick(2)
-    assert len(box.inbox("bob")) == len(sent) == 70
-    assert at_most <= 65 * MIB
-
-
 @pytest.mark.shows("journal 1.5")
 def test_surplus_zeros_are_cut_off_at_a_start(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
