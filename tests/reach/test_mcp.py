@@ -120,10 +120,6 @@ async def test_an_agent_joins_a_channel_and_leaves_it(served: Path) -> None:
         assert "bob is not a participant" in await refusal(
             client, "send", to="#builds", body="green"
         )
-        text = await refusal(client, "channel", name="nochan")
-        assert "nochan" in text and "does not exist" in text
-        text = await refusal(client, "send", to="#nochan", body="red")
-        assert "`relay channel create nochan`" in text
 
 
 async def test_who_answers_a_plain_message_hears_how_to(served: Path) -> None:
