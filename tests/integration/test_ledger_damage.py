@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.ledger.support import Look
-from tests.procs import Relay, relay, until
+from tests.procs import Relay, log_of, relay, until
 
 pytestmark = pytest.mark.damages
 
@@ -106,23 +104,13 @@ def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> 
         f"`relay --home {stopped} ledger rebuild`" in done.stderr and "Traceback" not in done.stderr
     )
     assert (stopped / "logs/relay.err").read_text() == ""
-    last = json.loads((stopped / "logs/relay.log").read_text().splitlines()[-1])
+    last = log_of(stopped)[-1]
     assert last["event"].startswith(f"Did not start: {stopped}/{LEDGER} {SAYS}")
     assert "exception" not in last
 
 
 def test_D2_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) -> None:
-    running = Relay(stopped)
-    running.start()
-    log = stopped / "logs/relay.log"
-    lines: list[dict[str, Any]] = []
-
-    def begins_again() -> bool:
-        found = [json.loads(one) for one in log.read_text().splitlines()]
-        lines[:] = [one for one in found if one.get("action") == "begin_again"]
-        return len(lines) >= 2
-
-    try:
+    with Relay(stopped) as running:
         other = Look(stopped / LEDGER)  # a writer beside it: what the relay has in memory is stale
         other.db.execute("UPDATE orchestrator_state SET updated_at = 0")
         other.all("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -130,11 +118,10 @@ def test_D2_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) ->
             zero(stopped / LEDGER, page)
         other.close()
         relay("send", "--as", "alice", "bob", "hi", home=stopped)
-        until(begins_again)
+        until(lambda: len(log_of(stopped, "begin_again")) >= 2)
         status = relay("status", "--json", home=stopped)
-    finally:
         running.kill()
-    for one in lines:
+    for one in log_of(stopped, "begin_again"):
         assert f"{LEDGER} {SAYS}" in one["event"] and "exception" not in one
     assert SAYS in status.stderr and "Traceback" not in status.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -71,8 +70,8 @@ def test_days_of_the_archive_go_by_age_oldest_first(box: Box) -> None:
     assert box.row(box.path(old).stem)["file_path"] == old  # the row still says where it was
     done = relay("trace", box.path(old).stem, home=box.root)
     assert f"file in {old} (pruned)" in done.stdout
-    done = relay("trace", box.path(young).stem, "--json", home=box.root)
-    assert json.loads(done.stdout)["file_at"] == young
+    (facts,) = rows_of("trace", box.path(young).stem, home=box.root)
+    assert facts["file_at"] == young
 
 
 @pytest.mark.shows("ready 2.4")
@@ -440,17 +439,15 @@ def test_a_real_relay_is_asked_and_without_one_it_is_done_here(tmp_path: Path) -
     assert done.returncode == 0 and "archive      1" in done.stdout
     assert not folder.parent.exists()
     plant()
-    running = Relay(home)
-    running.start()
-    done = relay("prune", home=home)
-    assert done.stdout.startswith("Removed 1 file of archive"), done.stderr
-    assert not folder.parent.exists()
-    plant()
-    os.kill(running.pid, signal.SIGSTOP)
-    done = relay("prune", "--timeout", "0.2", home=home)
-    os.kill(running.pid, signal.SIGCONT)
-    assert done.returncode == 4
-    assert "; the result comes as a message, `relay" in done.stderr
-    taken = relay("inbox", "--take", "--timeout", str(PATIENCE_S), home=home)
-    assert "completed Removed 1 file of archive" in taken.stdout
-    assert running.stop() == 0
+    with Relay(home) as running:
+        done = relay("prune", home=home)
+        assert done.stdout.startswith("Removed 1 file of archive"), done.stderr
+        assert not folder.parent.exists()
+        plant()
+        os.kill(running.pid, signal.SIGSTOP)
+        done = relay("prune", "--timeout", "0.2", home=home)
+        os.kill(running.pid, signal.SIGCONT)
+        assert done.returncode == 4
+        assert "; the result comes as a message, `relay" in done.stderr
+        taken = relay("inbox", "--take", "--timeout", str(PATIENCE_S), home=home)
+        assert "completed Removed 1 file of archive" in taken.stdout

@@ -117,8 +117,8 @@ def test_mail_that_comes_while_it_reloads_is_delivered_once(running: Relay, home
     until(lambda: len(list(inbox.glob("*.msg"))) == 60)
     until(lambda: log_of(home, "reload"))
     assert running.stop() == 0
-    trace = relay("trace", "1000000020-020", "--json", home=home).stdout
-    assert json.loads(trace)["deliveries"][0]["attempt"] == 1
+    (trace,) = rows_of("trace", "1000000020-020", home=home)
+    assert trace["deliveries"][0]["attempt"] == 1
 
 
 def test_metrics_move_to_another_port(running: Relay, home: Path) -> None:
