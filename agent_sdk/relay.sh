@@ -375,9 +375,12 @@ _relay_place() {
     printf '%s\n' "$id"
 }
 
-_relay_retry() { # FUNCTION, which writes $temp, again while the disk is full
+# FUNCTION, which writes $temp, again while the disk is full. A command that was stopped and went on
+# has in zsh's $(...) the status of the stop: its output tells what it did.
+_relay_retry() {
     for pause in 0.1 0.2 0.4 0.8 1.6 3.2 6.4 12.8 4.5 end; do # 30 s in all
-        error=$("$1" 2>&1) && return
+        error=$("$1" 2>&1 && printf '\ndone')
+        case $error in *"${newline}done") return 0 ;; esac
         rm -f -- "$temp"
         case $error in
         *'No space left'* | *'uota exceeded'*) ;;
@@ -413,7 +416,8 @@ _relay_await() {
 
 _relay_attach() { # FILE: into the store of attachments, and a header for it
     [ -f "$1" ] || _relay_misuse "-a $1 is not a regular file"
-    source=$1 sum=$(sha256sum <"$1") || exit 1
+    source=$1 sum=$(sha256sum <"$1")
+    [ -n "$sum" ] || exit 1
     stored=$(_relay_stored "${sum%% *}")
     temp=${stored%/*}/.$$.tmp
     trap 'rm -f -- "$temp"' EXIT
@@ -467,12 +471,13 @@ _relay_order() {
 
 _relay_take() { # prints the message; fails when there is none, or another process was faster
     [ -f "$1" ] && [ ! -h "$1" ] || return 1
-    if error=$(mv -f -- "$1" "$inbox/.read/" 2>&1); then
+    error=$(mv -f -- "$1" "$inbox/.read/" 2>&1 && printf '\ndone') # see _relay_retry
+    case $error in
+    *"${newline}done")
         cat -- "$inbox/.read/${1##*/}" 2>/dev/null && return
-        error="could not print $inbox/.read/${1##*/}"
-    elif [ ! -e "$1" ]; then
-        return 1
-    fi
+        error="could not print $inbox/.read/${1##*/}" ;;
+    *) [ -e "$1" ] || return 1 ;;
+    esac
     _relay_fail "$error"
 }
 
