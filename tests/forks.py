@@ -240,7 +240,7 @@ def be_patient() -> None:
     from agent_sdk import requests
     from relay.views import messages
 
-    requests.WAIT_S = messages.WAIT_S = PATIENCE_S
+    requests.WAIT_S = messages.WAIT_S = messages.CATCH_UP_S = PATIENCE_S
     requests.default_wait_s.__defaults__ = (PATIENCE_S,)
 
 
