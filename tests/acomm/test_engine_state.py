@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,63 +34,37 @@ from relay.acomm.model import (
     Obligation,
 )
 from relay.base.errors import FormatError
+from tests.acomm.support import U32, U64, many, opt
 
-U64 = st.integers(0, 2**64 - 1)
+WORDS = st.text(max_size=9)
+
+
+def kept(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """By the number of a message or a channel."""
+    return st.dictionaries(U64, values, max_size=4)
+
+
+def by_recipient(values: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[Any]:
+    return kept(st.dictionaries(WORDS, values, min_size=least, max_size=4))
+
+
+DELIVERED = st.builds(
+    Delivery, st.sampled_from(DeliveryState), st.integers(1, 9), U64, st.booleans(), U32
+)
+MODES = st.builds(ChannelSettings, opt(st.integers(1, 2**64 - 1)), st.sampled_from(FLUSH_MODES))
 STATES = st.builds(
     EngineState,
-    U64,
-    U64,
-    U64,
-    U64,
-    st.dictionaries(
-        U64,
-        st.dictionaries(
-            st.text(max_size=12),
-            st.builds(
-                Delivery,
-                st.sampled_from(DeliveryState),
-                st.integers(1, 9),
-                U64,
-                st.booleans(),
-                st.integers(0, 9),
-            ),
-            max_size=4,
-        ),
-        max_size=5,
-    ),
-    st.dictionaries(
-        U64,
-        st.builds(
-            DeadLetterInfo,
-            U64,
-            st.text(max_size=9),
-            st.lists(st.text(max_size=9), max_size=3).map(tuple),
-        ),
-        max_size=3,
-    ),
-    st.dictionaries(st.tuples(st.text(max_size=9), U64, st.text(max_size=9)), U64, max_size=3),
-    st.dictionaries(
-        U64,
-        st.builds(
-            ChannelSettings, st.none() | st.integers(1, 2**64 - 1), st.sampled_from(FLUSH_MODES)
-        ),
-        max_size=3,
-    ),
-    st.lists(U64, max_size=4).map(tuple),
-    st.lists(st.builds(ArchiveInfo, st.text(max_size=9), *[U64] * 7), max_size=3).map(tuple),
-    st.lists(U64, max_size=4).map(tuple),
-    st.none() | st.builds(JournalPosition, U64, U64, st.text(max_size=9)),
-    st.dictionaries(
-        U64,
-        st.dictionaries(
-            st.text(max_size=9),
-            st.builds(Obligation, U64, st.integers(0, 9), st.text(max_size=9), U64),
-            min_size=1,
-            max_size=3,
-        ),
-        max_size=3,
-    ),
-    st.lists(st.builds(Downtime, U64, st.integers(-(2**63), 2**63 - 1)), max_size=3).map(tuple),
+    *[U64] * 4,
+    by_recipient(DELIVERED),
+    kept(st.builds(DeadLetterInfo, U64, WORDS, many(WORDS))),
+    st.dictionaries(st.tuples(WORDS, U64, WORDS), U64, max_size=3),
+    kept(MODES),
+    many(U64),
+    many(st.builds(ArchiveInfo, WORDS, *[U64] * 7)),
+    many(U64),
+    opt(st.builds(JournalPosition, U64, U64, WORDS)),
+    by_recipient(st.builds(Obligation, U64, U32, WORDS, U64), least=1),
+    many(st.builds(Downtime, U64, st.integers(-(2**63), 2**63 - 1))),
 )
 ONE = EngineState(
     3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import pytest
 
 from relay.acomm import store_file
 from relay.acomm.model import Message, MessageType
-from relay.base import fsio
 from relay.base.clock import NS_PER_S
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor, state_of
 from relay.engine.engine import Engine
+from tests.disk import failing
 from tests.engine.support import NOW_S, accept, group_of
 from tests.fakes import FakeClock
 
@@ -101,19 +101,6 @@ def bench(tmp_path: Path) -> MakeBench:
         return Bench(tmp_path / "s.acomm", policy, executor or InlineExecutor())
 
     return make
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Writes fail with the error code that stands in the list."""
-    codes: list[int] = []
-
-    def fault(operation: str, name: str) -> None:
-        if codes and operation == "write":
-            raise OSError(codes[0], os.strerror(codes[0]), name)
-
-    monkeypatch.setattr(fsio, "fault", fault)
-    yield codes
 
 
 # -- policies ------------------------------------------------------------------------------
@@ -270,35 +257,31 @@ def test_a_long_flush_is_followed_by_a_longer_pause(bench: MakeBench, factor: in
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_failure_keeps_the_old_file_and_is_retried(
-    bench: MakeBench, disk: list[int], code: int
-) -> None:
+def test_a_failure_keeps_the_old_file_and_is_retried(bench: MakeBench, code: int) -> None:
     one = bench(BATCH)
     one.send(100)
     assert one.commit()
-    disk.append(code)
     one.send(100)
     durable = one.flusher.durable
-    for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
-        assert one.flusher.flush_if_due() == durable
-        assert os.strerror(code) in one.flusher.error
-        assert one.flusher.error.startswith(str(one.path))
-        assert one.due_in_s() == pause_s
-        one.send()  # more work makes it no sooner
-        one.clock.advance(pause_s - 0.001)
-        assert one.flusher.flush_if_due() == durable
-        assert one.due_in_s() == pytest.approx(0.001)
-        one.clock.advance(0.001)
+    with failing("write", code=code):
+        for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
+            assert one.flusher.flush_if_due() == durable
+            assert os.strerror(code) in one.flusher.error
+            assert one.flusher.error.startswith(str(one.path))
+            assert one.due_in_s() == pause_s
+            one.send()  # more work makes it no sooner
+            one.clock.advance(pause_s - 0.001)
+            assert one.flusher.flush_if_due() == durable
+            assert one.due_in_s() == pytest.approx(0.001)
+            one.clock.advance(0.001)
     assert one.on_disk() == 100
-
-    disk.clear()
     assert one.commit()
     assert one.flusher.error == ""
     assert one.on_disk() == 208
-    disk.append(code)  # the next time begins at 1 s again
     one.send(100)
-    one.commit()
-    assert one.due_in_s() == 1
+    with failing("write", code=code):
+        one.commit()
+    assert one.due_in_s() == 1  # it begins anew
 
 
 @pytest.mark.damages
@@ -324,14 +307,12 @@ def test_other_errors_are_raised(bench: MakeBench, monkeypatch: pytest.MonkeyPat
         one.commit()
 
 
-def test_a_failed_flush_can_be_tried_again(bench: MakeBench, disk: list[int]) -> None:
+def test_a_failed_flush_can_be_tried_again(bench: MakeBench) -> None:
     one = bench(MANUAL)
     one.send()
-    disk.append(errno.ENOSPC)
     for _ in range(2):
-        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        with failing("write"), pytest.raises(OSError, match="No space"):
             one.flusher.flush()
-    disk.clear()
     assert one.flusher.flush() == one.store.sequence
     assert one.on_disk() == 1
     assert one.flusher.error == ""
