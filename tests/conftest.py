@@ -192,6 +192,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The test has the umask that its parameter says."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.fixture
 def clock() -> FakeClock:
     """Stands at NOW_S."""
     return FakeClock(NOW_S * 10**9)

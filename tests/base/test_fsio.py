@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ from tests.procs import no_room_above
 
 pytestmark = pytest.mark.shows("engine 8.7")
 
-UMASKS = [0o000, 0o002, 0o022, 0o027, 0o077]
-
-
-@pytest.fixture
-def umask() -> Iterator[Callable[[int], int]]:
-    """Sets the umask until the test ends."""
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
-
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
@@ -39,11 +28,10 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.shows("ready 4.1")
-@pytest.mark.parametrize("mask", UMASKS)
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o027, 0o077], indirect=True)
 def test_what_is_made_is_700_and_600_whatever_the_umask(
-    mask: int, umask: Callable[[int], int], folder: int, tmp_path: Path
+    umask: int, folder: int, tmp_path: Path
 ) -> None:
-    umask(mask)
     fsio.ensure_dir("d", folder)
     fsio.create("f", b"x", folder)
     fsio.write_atomic(str(tmp_path / "w"), b"x")

@@ -69,13 +69,9 @@ def tree(root: Path) -> dict[str, int]:
 # -- making it -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], indirect=True)
 def test_a_new_home_is_its_owners_alone(root: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
-        Home.create(str(root)).close()
-    finally:
-        os.umask(before)
+    Home.create(str(root)).close()
     modes = tree(root)
     assert sorted(modes) == TREE
     assert stat.S_IMODE(root.stat().st_mode) == 0o700

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -152,10 +153,8 @@ def test_a_draining_channel_takes_answers(
 def test_a_closed_one_takes_nothing(store: CommStore, group: Channel) -> None:
     command = send(store, group, "a", MessageType.COMMAND)
     store.set_channel_state(group.id, ChannelState.CLOSED)
-    before = store.snapshot()
-    with pytest.raises(ChannelUnavailable):
-        store.acknowledge_message(command.id, "b", "completed")
-    assert store.snapshot() == before
+    answer = partial(store.acknowledge_message, command.id, "b", "completed")
+    refused(store, answer, ChannelUnavailable)
 
 
 # -- receiving -----------------------------------------------------------------------------
@@ -253,8 +252,6 @@ def test_an_owner_who_comes_back_is_its_owner(store: CommStore) -> None:
 @pytest.mark.shows("engine 4.2")
 def test_a_broadcast_channel_keeps_its_one_owner(store: CommStore) -> None:
     channel = channel_of(store, ChannelType.BROADCAST, "boss", "w")
-    before = store.snapshot()
-    with pytest.raises(ValidationFailed, match=r"boss owns broadcast channel c, .*: close the"):
-        store.leave_channel(channel.id, "boss")
-    assert store.snapshot() == before
+    error = refused(store, lambda: store.leave_channel(channel.id, "boss"), ValidationFailed)
+    assert "boss owns broadcast channel c" in str(error) and ": close the" in str(error)
     store.leave_channel(channel.id, "w")

@@ -51,10 +51,9 @@ def test_the_schema_is_whole_or_none(ledger_path: str, monkeypatch: pytest.Monke
     with pytest.raises(LedgerError, match="agents already exists"):
         Ledger.open(ledger_path)
     monkeypatch.undo()
-    look = Look(ledger_path)
-    assert look.all("SELECT name FROM sqlite_master") == []
-    assert look.one("PRAGMA user_version") == 0
-    look.close()
+    with Look(ledger_path) as look:
+        assert look.all("SELECT name FROM sqlite_master") == []
+        assert look.one("PRAGMA user_version") == 0
     Ledger.open(ledger_path).close()
 
 
@@ -75,21 +74,17 @@ def test_the_settings_of_appendix_b_are_in_force(ledger_path: str) -> None:
         assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (5000,)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], indirect=True)
 def test_the_files_are_private_and_closed_they_are_one(ledger_path: str, umask: int) -> None:
     folder = Path(ledger_path).parent
 
     def modes() -> dict[str, int]:
         return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
 
-    before = os.umask(umask)
-    try:
-        with contextlib.closing(Ledger.open(ledger_path)) as opened:
-            record(opened, 1)
-            names = ("ledger.db", "ledger.db-wal", "ledger.db-shm")
-            assert modes() == dict.fromkeys(names, 0o600)
-    finally:
-        os.umask(before)
+    with contextlib.closing(Ledger.open(ledger_path)) as opened:
+        record(opened, 1)
+        names = ("ledger.db", "ledger.db-wal", "ledger.db-shm")
+        assert modes() == dict.fromkeys(names, 0o600)
     os.chmod(ledger_path, 0o644)
     Ledger.open(ledger_path).close()
     assert modes() == {"ledger.db": 0o600}
@@ -108,9 +103,8 @@ def one_line(error: LedgerError | VersionError, path: str) -> str:
 
 def test_a_newer_version_is_refused_and_left_alone(ledger_path: str) -> None:
     Ledger.open(ledger_path).close()
-    look = Look(ledger_path)
-    look.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    look.close()
+    with Look(ledger_path) as look:
+        look.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     before = Path(ledger_path).read_bytes()
     with pytest.raises(VersionError) as caught:
         Ledger.open(ledger_path)
@@ -137,14 +131,11 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(read: type, ledger
 
 
 def test_another_databases_tables_are_left_alone(ledger_path: str) -> None:
-    look = Look(ledger_path)
-    look.db.execute("CREATE TABLE messages (mine)")
-    look.close()
-    with pytest.raises(LedgerError, match="messages already exists"):
-        Ledger.open(ledger_path)
-    look = Look(ledger_path)
-    assert look.all("SELECT name FROM sqlite_master") == [("messages",)]
-    look.close()
+    with Look(ledger_path) as look:
+        look.db.execute("CREATE TABLE messages (mine)")
+        with pytest.raises(LedgerError, match="messages already exists"):
+            Ledger.open(ledger_path)
+        assert look.all("SELECT name FROM sqlite_master") == [("messages",)]
 
 
 def test_a_directory_or_a_missing_one_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -192,12 +183,11 @@ def test_a_lock_held_by_another_writer_is_said_in_one_line(ledger_path: str) -> 
 
 
 def test_a_new_ledger_waits_for_nobody_forever(ledger_path: str) -> None:
-    other = Look(ledger_path)
-    other.db.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(LedgerBusy) as caught:
-        Ledger.open(ledger_path, busy_timeout_ms=1)
+    with Look(ledger_path) as other:
+        other.db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(LedgerBusy) as caught:
+            Ledger.open(ledger_path, busy_timeout_ms=1)
     assert "locked" in one_line(caught.value, ledger_path)
-    other.close()
 
 
 # -- readers -------------------------------------------------------------------------------

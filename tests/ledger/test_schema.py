@@ -69,9 +69,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def schema(path: str) -> list[tuple[str, str, str]]:
     """Every table, index, trigger and view, its text without comments and spaces."""
-    look = Look(path)
-    found = look.all("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-    look.close()
+    with Look(path) as look:
+        found = look.all("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     plain = [(kind, name, re.sub(r"--[^\n]*", "", sql)) for kind, name, sql in found]
     return sorted((kind, name, re.sub(r"\s+", "", sql)) for kind, name, sql in plain)
 
@@ -90,10 +89,8 @@ def rows(path: str, since: int) -> dict[str, list[tuple[object, ...]]]:
 
 
 def version(path: str) -> int:
-    look = Look(path)
-    found = int(look.one("PRAGMA user_version"))
-    look.close()
-    return found
+    with Look(path) as look:
+        return int(look.one("PRAGMA user_version"))
 
 
 def test_a_migrated_ledger_is_fresh_with_its_rows(path: str, old: int, tmp_path: Path) -> None:
