@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -145,37 +143,6 @@ def test_retention_lets_go_of_what_is_older(ledger: Ledger, look: Look, table: s
 
 
 # -- readers beside the writer -------------------------------------------------------------
-
-READER = """
-import sqlite3, sys
-db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
-db.execute("BEGIN")
-count = lambda: db.execute("SELECT count(*) FROM messages").fetchone()[0]
-print(count(), flush=True)
-sys.stdin.readline()
-print(count(), flush=True)
-db.execute("COMMIT")
-print(count(), flush=True)
-"""
-
-
-def test_a_reader_never_blocks_the_writer(ledger: Ledger, ledger_path: str) -> None:
-    ledger._db.execute("PRAGMA busy_timeout = 1")
-    record(ledger, 1)
-    with subprocess.Popen(
-        [sys.executable, "-c", READER, ledger_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as reader:
-        assert reader.stdin and reader.stdout
-        assert reader.stdout.readline() == "1\n"
-        record(ledger, 2, 3)  # busy_timeout is 1 ms: it would fail if it had to wait
-        ledger.claim([message_id(2)])
-        reader.stdin.write("go on\n")
-        reader.stdin.flush()
-        assert reader.stdout.readline() == "1\n"  # its own moment, to the end
-        assert reader.stdout.readline() == "3\n"
 
 
 def test_a_writer_never_blocks_a_reader(ledger: Ledger, look: Look, ledger_path: str) -> None:
