@@ -237,7 +237,7 @@ def test_a_linked_work_tree_has_the_home_of_the_main_one(
     assert found()[0] == str(own)
 
 
-def test_a_submodule_is_a_plain_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submodule_is_a_plain_folder(project: Path) -> None:
     home = make_home(project)
     (project / ".git/modules/src").mkdir(parents=True)
     (project / "src/.git").write_text("gitdir: ../.git/modules/src\n")

@@ -19,6 +19,7 @@ from relay.acomm.model import (
     MessageType,
 )
 from relay.base.errors import CommError
+from relay.commstore.queues import Redelivery
 from relay.commstore.store import CommStore
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
@@ -101,6 +102,14 @@ def send(
     sent = store.messages.get(number)
     assert sent is not None
     return sent
+
+
+def after(store: CommStore, seconds: float) -> list[Redelivery]:
+    """Time goes by, and what is due is done; what was delivered again."""
+    clock = store.engine.clock
+    assert isinstance(clock, FakeClock)
+    clock.advance(seconds)
+    return store.tick()
 
 
 def receive(store: CommStore, number: int, who: str) -> None:

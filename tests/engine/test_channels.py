@@ -25,6 +25,7 @@ from relay.engine.checkpoint import state_of
 from tests.engine.support import (
     AT_LEAST_ONCE,
     NOW_S,
+    after,
     channel_of,
     group_of,
     refused,
@@ -175,12 +176,11 @@ def test_who_has_left_is_served_nothing_of_that_channel(store: CommStore) -> Non
     assert [m.id for m in store.receive_messages(None, "b")] == [command.id]
 
 
-def test_who_left_owing_an_answer_is_given_up(store: CommStore, clock: FakeClock) -> None:
+def test_who_left_owing_an_answer_is_given_up(store: CommStore) -> None:
     channel = group_of(store, "a", "b", max_retries=0, ack_timeout=5, delivery=AT_LEAST_ONCE)
     command = send(store, channel, "a", MessageType.COMMAND)
     store.leave_channel(channel.id, "b")
-    clock.advance(5)
-    store.tick()
+    after(store, 5)
     assert [letter.recipients for letter in store.dead_letters()] == [("b",)]
     notice = store.receive_messages(None, "a")
     assert f"message {command.id} to b is dead" in notice[0].content.decode()

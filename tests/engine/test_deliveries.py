@@ -23,6 +23,7 @@ from tests.engine.support import (
     EXACTLY_ONCE,
     NOW_S,
     accept,
+    after,
     group_of,
     reopened,
     send,
@@ -200,8 +201,7 @@ def test_a_message_delivered_again_keeps_its_place(store: CommStore, clock: Fake
     channel = group(store, delivery=AT_LEAST_ONCE, ack_timeout=1)
     first = send(store, channel, "lead", content="first").id
     assert texts(store) == ["first"]
-    clock.advance(1)
-    store.tick()
+    after(store, 1)
     send(store, channel, "lead", content="second")
     clock.advance(1)
     while not any(again.message.id == first for again in store.tick()):
@@ -232,8 +232,7 @@ def test_one_that_waits_is_received_exactly_when_it_was_not(
     number = send(store, group(store, delivery=delivery, ack_timeout=10), "lead").id
     if received:
         assert texts(store) == ["hi"]
-    clock.advance(10.1)
-    store.tick()
+    after(store, 10.1)
     assert standing(store, number) == {"worker": DeliveryState.WAITING}
     opened = reopened(store, clock)
     expected = [] if received else ["hi"]

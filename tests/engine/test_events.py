@@ -40,7 +40,7 @@ from relay.engine import events
 from relay.engine.events import Event, FreshEvent
 from relay.engine.rules import match_mode
 from relay.engine.state import IN_QUEUES
-from tests.engine.support import BY_FILES, NOW_S, UUID, accept, channel_of, new_store, send
+from tests.engine.support import BY_FILES, NOW_S, UUID, accept, after, channel_of, new_store, send
 from tests.fakes import FakeClock
 from tests.procs import environment
 
@@ -57,11 +57,8 @@ def numbered(store: CommStore, name: str) -> int:
 
 def later(store: CommStore) -> object:
     """A quarter of an hour goes by; what falls due is done as it does."""
-    clock = store.engine.clock
-    assert isinstance(clock, FakeClock)
     for _ in range(15):
-        clock.advance(61)
-        store.tick()
+        after(store, 61)
     return len(store.dead_letters())
 
 

@@ -26,6 +26,7 @@ from tests.engine.support import (
     AT_LEAST_ONCE,
     BY_FILES,
     accept,
+    after,
     channel_of,
     group_of,
     receive,
@@ -251,7 +252,7 @@ def test_past_its_ttl_or_its_retention_nothing_comes(store: CommStore, clock: Fa
 
 
 @pytest.mark.shows("engine 4.8")
-def test_an_answer_is_owed_only_where_one_is_expected(store: CommStore, clock: FakeClock) -> None:
+def test_an_answer_is_owed_only_where_one_is_expected(store: CommStore) -> None:
     channel = group_of(store, "a", "b", sticky_messages=True, delivery=AT_LEAST_ONCE)
     done, open_ = send(store, channel, "a"), send(store, channel, "a")
     store.acknowledge_message(done.id, "b", "completed")
@@ -299,27 +300,24 @@ def dead(store: CommStore, clock: FakeClock) -> Channel:
     once: dict[str, Any] = {"delivery": AT_LEAST_ONCE, "ack_timeout": 10, "max_retries": 0}
     made = group_of(store, "lead", "worker", **once)
     send(store, made, "lead")
-    clock.advance(11)
-    store.tick()
+    after(store, 11)
     assert [letter.message.id for letter in store.dead_letters()] == [1]
     return made
 
 
 @pytest.mark.shows("engine 3.5")
-def test_a_paused_channel_holds_a_replay(store: CommStore, dead: Channel, clock: FakeClock) -> None:
+def test_a_paused_channel_holds_a_replay(store: CommStore, dead: Channel) -> None:
     store.set_channel_state(dead.id, ChannelState.PAUSED)
     assert store.replay_dead_letter(1).status is MessageStatus.SENT
     assert store.dead_letters() == []
     for _ in range(3):
-        clock.advance(60)
-        assert store.tick() == []
+        assert after(store, 60) == []
     assert store.next_due_ms() is None
     assert store.receive_messages(dead.id, "worker") == []
     store.set_channel_state(dead.id, ChannelState.ACTIVE)
     assert standing(store, 1) == {"worker": DeliveryState.DELIVERED}
     assert [m.id for m in store.receive_messages(dead.id, "worker")] == [1]
-    clock.advance(11)
-    store.tick()
+    after(store, 11)
     assert [letter.message.retry_count for letter in store.dead_letters()] == [0]
 
 

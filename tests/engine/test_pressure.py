@@ -27,6 +27,7 @@ from tests.engine import support
 from tests.engine.support import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
+    after,
     channel_of,
     group_of,
     receive,
@@ -330,8 +331,7 @@ def test_a_large_exactly_once_set_is_gone_through_rarely(
     monkeypatch.setattr(transitions, "apply", counted)
     clock.advance(20 - many / 1000)
     for _ in range(many + 200):
-        clock.advance(0.001)
-        store.tick()
+        after(store, 0.001)
     assert store.state.duplicates == {}
     assert sum(walks) < many / 16
 
@@ -347,7 +347,6 @@ def test_a_long_run_leaves_no_timer_behind(
         number = send(store, channel, "lead", MessageType.COMMAND).id
         store.acknowledge_message(number, "worker", "completed")
     assert len(store.state.timers) <= 100
-    clock.advance(50_001)
-    store.tick()
+    after(store, 50_001)
     clock.advance(1)
     assert [again.message.id for again in store.tick()] == [waits]

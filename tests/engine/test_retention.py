@@ -16,7 +16,7 @@ from relay.acomm.model import (
 )
 from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.commstore.store import CommStore
-from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, receive, reopened, send
+from tests.engine.support import AT_LEAST_ONCE, after, channel_of, group_of, receive, reopened, send
 from tests.fakes import FakeClock
 
 FOREVER = Retention()
@@ -74,14 +74,12 @@ def test_each_policy_when_sending(
     ]
 
 
-def test_time_alone_archives_with_tick(store: CommStore, clock: FakeClock) -> None:
+def test_time_alone_archives_with_tick(store: CommStore) -> None:
     channel = group_of(store, "a", "b", retention=kept(RetentionKind.DURATION, 60))
     send_received(store, channel.id, 2)
-    clock.advance(59)
-    store.tick()
+    after(store, 59)
     assert live(store) == [1, 2]
-    clock.advance(1)
-    store.tick()
+    after(store, 1)
     assert live(store) == []
 
 
@@ -107,12 +105,11 @@ def test_what_is_open_stays_and_the_next_that_is_not_goes(store: CommStore) -> N
     assert command.id not in live(store) and unread.id in live(store)
 
 
-def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore, clock: FakeClock) -> None:
+def test_a_dead_letter_of_somebody_is_not_archived(store: CommStore) -> None:
     channel = group_of(store, "a", "b", "c", max_retries=0, ack_timeout=5, delivery=AT_LEAST_ONCE)
     command = send(store, channel, "a", MessageType.COMMAND)
     store.acknowledge_message(command.id, "b", "completed")
-    clock.advance(5)
-    store.tick()
+    after(store, 5)
     assert [letter.recipients for letter in store.dead_letters()] == [("c",)]
     with pytest.raises(ValidationFailed, match="an open or dead delivery"):
         store.archive(command.id)
@@ -203,8 +200,7 @@ def test_compact_drops_archive_and_dead_letters_alone(store: CommStore, clock: F
         content="dead",
         metadata={"relay_id": "d", "delivery": "at-least-once"},
     )
-    clock.advance(5)
-    store.tick()
+    after(store, 5)
     store.receive_messages(None, "a")
     send_received(store, channel.id, 3, "done")
     unread = send(store, channel, "a", content="unread")
@@ -227,8 +223,7 @@ def test_compact_leaves_a_message_that_others_have_open(store: CommStore, clock:
     clock.advance(4)
     store.configure_channel(channel.id, sticky_messages=True)
     store.join_channel(channel.id, "late")
-    clock.advance(1)
-    store.tick()
+    after(store, 1)
     assert [letter.recipients for letter in store.dead_letters()] == [("b",)]
     assert store.compact().dead_letters == 1
     assert store.acknowledge_message(command.id, "late", "completed")

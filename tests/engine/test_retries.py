@@ -23,6 +23,7 @@ from relay.engine import events
 from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
 from tests.engine.support import (
     AT_LEAST_ONCE,
+    after,
     channel_of,
     group_of,
     reopened,
@@ -329,8 +330,7 @@ def one_attempt(store: CommStore, *others: str) -> Channel:
 
 def overdue(store: CommStore, clock: FakeClock) -> list[tuple[int, tuple[str, ...]]]:
     """Ten seconds and more go by; (message, recipients) of each dead letter."""
-    clock.advance(10.1)
-    assert store.tick() == []
+    assert after(store, 10.1) == []
     return [(letter.message.id, letter.recipients) for letter in store.dead_letters()]
 
 

@@ -111,7 +111,7 @@ def test_what_has_nothing_in_common_gets_no_dictionary(pack: Pack) -> None:
         assert opened.dictionary_id == 0
 
 
-def test_a_damaged_dictionary_is_named(pack: Pack, tmp_path: Path) -> None:
+def test_a_damaged_dictionary_is_named(tmp_path: Path) -> None:
     known = Dictionaries(str(tmp_path))
     (tmp_path / "dict-0000000007.zdict").write_bytes(b"no dictionary")
     with pytest.raises(FormatError, match=r"dict-0000000007.zdict at 0: expected a zstd dict"):
