@@ -1,7 +1,6 @@
 """A disk that fails, and processes that are killed, at the calls that ``fsio.fault`` announces.
 
 with failing("write", ".msg"): ...     no space for any write to a path with .msg in it
-fail(monkeypatch, "write", ".msg")     the same until the test ends, or undoes it
 with hooked(hook): ...                 ``hook`` sees every call, and may raise
 steps_of(work)                         the calls that a piece of work makes
 with killed_before(3) as calls: ...    the block ends before its third call
@@ -19,8 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-
-import pytest
 
 from relay.base import fsio
 from tests.kills import Killed
@@ -42,23 +39,13 @@ def hooked(hook: Hook) -> Iterator[None]:
 @contextmanager
 def failing(operation: str, name: str = "", code: int = errno.ENOSPC) -> Iterator[None]:
     """Let every call of this operation fail on a path with ``name`` in it."""
-    with hooked(_refusal(operation, name, code)):
-        yield
 
-
-def fail(
-    monkeypatch: pytest.MonkeyPatch, operation: str, name: str = "", code: int = errno.ENOSPC
-) -> None:
-    """Let calls fail as ``failing`` does, until the end of the test or ``monkeypatch.undo``."""
-    monkeypatch.setattr(fsio, "fault", _refusal(operation, name, code))
-
-
-def _refusal(operation: str, name: str, code: int) -> Hook:
     def fault(found: str, path: str) -> None:
         if found == operation and name in path:
             raise OSError(code, os.strerror(code), path)
 
-    return fault
+    with hooked(fault):
+        yield
 
 
 def steps_of(work: Callable[[], object]) -> list[tuple[str, str]]:

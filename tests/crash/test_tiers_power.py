@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.journal.tier_plan import TierPolicy
+from tests.disk import hooked
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, Stream
 from tests.power import Cut, Durable, Power, build
 
@@ -32,16 +32,13 @@ def states_of(root: Path, policy: TierPolicy, *, hydrate: bool) -> tuple[Stream,
         power(operation, name)
         states.append(power.state())
 
-    before, fsio.fault = fsio.fault, watch
-    try:
+    with hooked(watch):
         if hydrate:
             stream.read()
         else:
             stream.run()
-        states.append(power.state())
-    finally:
-        fsio.fault = before
-        power.close()
+    states.append(power.state())
+    power.close()
     return stream, states
 
 

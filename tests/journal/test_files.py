@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from relay.base import fsio
 from relay.journal.files import NewFile, remove
+from tests.disk import hooked
 from tests.power import Cut, Power
 
 
 @pytest.fixture
-def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Power:
+def power(tmp_path: Path) -> Iterator[Power]:
     """Watches tmp_path/disk, where `old` is."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "old").write_bytes(b"what was there")
     watching = Power(tmp_path / "disk")
-    monkeypatch.setattr(fsio, "fault", watching)
-    return watching
+    with hooked(watching):
+        yield watching
+    watching.close()
 
 
 @pytest.mark.parametrize("mode", Cut)
@@ -30,7 +32,6 @@ def test_committed_it_survives_a_power_cut(power: Power, tmp_path: Path, mode: C
             file.write(b"y" * 5000)
             file.commit()
     after = power.cut(tmp_path / "after", mode, random.Random(1))
-    power.close()
     assert sorted(path.name for path in after.iterdir()) == ["new", "old"]
     for name in ("new", "old"):
         assert (after / name).read_bytes() == b"x" * 5000 + b"y" * 5000
@@ -41,7 +42,6 @@ def test_removed_it_stays_away(power: Power, tmp_path: Path, mode: Cut) -> None:
     remove(str(tmp_path / "disk" / "old"))
     remove(str(tmp_path / "disk" / "old"))
     after = power.cut(tmp_path / "after", mode, random.Random(1))
-    power.close()
     assert list(after.iterdir()) == []
 
 

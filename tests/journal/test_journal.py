@@ -17,7 +17,7 @@ from relay.journal.journal import Append, JournalReader
 from relay.journal.manifest_format import ManifestType
 from relay.journal.manifest_reader import read_manifest
 from relay.journal.segment import FIRST_RECORD, FileSource, segment_ids
-from tests.disk import fail, flip
+from tests.disk import failing, flip, hooked
 from tests.journal.support import Stream, payloads, put
 from tests.power import Cut, Power
 
@@ -37,19 +37,16 @@ def test_offsets_are_known_at_once_and_records_read_once_committed(stream: Strea
     assert payloads(journal, 7) == [b"", b"four"]  # no record begins there
 
 
-def test_what_opening_found_is_durable(
-    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_opening_found_is_durable(stream: Stream, tmp_path: Path) -> None:
     """A killed process may have written without syncing; who reads it afterwards acts on it."""
     journal = stream.open()
     power = Power(tmp_path)
-    fail(monkeypatch, "sync", ".seg", errno.EIO)
     journal.append([Append(b"written, not synced")])
-    with pytest.raises(OSError):
+    with failing("sync", ".seg", errno.EIO), pytest.raises(OSError):
         journal.commit()
     stream.crash()
-    monkeypatch.setattr(fsio, "fault", power)
-    found = payloads(stream.open())
+    with hooked(power):
+        found = payloads(stream.open())
     left = power.cut(tmp_path.parent / (tmp_path.name + "-after"), Cut.OLD, random.Random(1))
     power.close()
     after = Stream(left)

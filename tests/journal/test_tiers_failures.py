@@ -10,7 +10,7 @@ from relay.base.errors import FormatError, JournalError, ObjectError
 from relay.journal.catalog import Residency
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.tier_plan import JobKind, TierJob
-from tests.disk import fail
+from tests.disk import failing
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 
 pytestmark = pytest.mark.shows("journal 4.5")
@@ -117,14 +117,13 @@ def test_a_damaged_segment_is_not_evicted(make_stream: MakeStream, tier2: Faulty
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 1
 
 
-def test_a_full_disk_waits(make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_waits(make_stream: MakeStream) -> None:
     stream = make_stream()
     stream.fill(2)
-    fail(monkeypatch, "write", "warm")
-    (line,) = stream.run()
+    with failing("write", "warm"):
+        (line,) = stream.run()
     assert line.startswith("retry in 1 s: compress segment 0") and "No space left" in line
     assert stream.journal.manifest.catalog.failures[0, ManifestType.CompressionFailed].reason == 0
-    monkeypatch.undo()
     stream.clock.advance(1)
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1] * 2
