@@ -4,7 +4,6 @@ with failing("write", ".msg"): ...     no space for any write to a path with .ms
 with hooked(hook): ...                 ``hook`` sees every call, and may raise
 steps_of(work)                         the calls that a piece of work makes
 with killed_before(3) as calls: ...    the block ends before its third call
-kill_at_every_call(work)               the work, killed at each of its calls in turn
 killed_at(number, work)                a process that does the work, killed at one of its calls
 flip(path, 100)                        a bit of a file is another one
 """
@@ -54,19 +53,6 @@ def steps_of(work: Callable[[], object]) -> list[tuple[str, str]]:
     with hooked(lambda *step: steps.append(step)):
         work()
     return steps
-
-
-def kill_at_every_call(work: Callable[[int], None]) -> Iterator[int]:
-    """Run ``work(n)`` killed at its n-th call of fsio, for every n there is; yields n after each.
-
-    ``work`` takes n for a name of a fresh folder.
-    """
-    for wanted in count():
-        with killed_before(wanted + 1) as calls:
-            work(wanted)
-        yield wanted
-        if len(calls) <= wanted:
-            return
 
 
 @contextmanager

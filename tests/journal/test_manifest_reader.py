@@ -25,7 +25,7 @@ from relay.journal.manifest_format import (
     decode_chunk_header,
 )
 from relay.journal.manifest_reader import chunk_indexes, decode_chunk, load_chunk, read_manifest
-from tests.disk import flip, hooked, kill_at_every_call
+from tests.disk import flip, killed_before
 from tests.journal.manifest_support import (
     STREAM_1,
     begin,
@@ -197,24 +197,20 @@ def test_records_before_the_rebuilding_do_not_hide_the_damage(stream: str) -> No
 def test_killed_while_rebuilding_the_damage_is_found_again(stream: str, tmp_path: Path) -> None:
     damaged(stream)
     missing = RECORDS[8:16]
-    again = 0
-
-    def work(attempt: int) -> None:
-        folder = tmp_path / "killed" / str(attempt) / f"{1:020d}"
-        with hooked(lambda *_: None):
-            shutil.copytree(stream, folder)
-        begin(str(folder)).rebuild(missing)
-
-    for attempt in kill_at_every_call(work):
-        folder = str(tmp_path / "killed" / str(attempt) / f"{1:020d}")
+    damaged_still, number, was_killed = 0, 0, True
+    while was_killed:
+        folder = str(shutil.copytree(stream, tmp_path / str(number) / f"{1:020d}"))
+        with killed_before(number + 1) as calls:
+            begin(folder).rebuild(missing)
+        was_killed = len(calls) > number
+        number += 1
         manifest = begin(folder)
         if manifest.damaged:
-            again += 1
+            damaged_still += 1
             manifest.rebuild(missing)
         assert manifest.catalog.entries == entries_of(RECORDS)
         manifest.close()
-        shutil.rmtree(os.path.dirname(folder))
-    assert 10 < again < attempt
+    assert 10 < damaged_still < number
 
 
 # -- snapshots -----------------------------------------------------------------------------
