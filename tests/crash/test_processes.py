@@ -165,7 +165,7 @@ def leaks(box: ProcessBox) -> list[str]:
     ]
 
 
-def kill_before_each(tmp_path: Path, scenario: Scenario, *, lets_go: bool = False) -> int:
+def kill_before_each(tmp_path: Path, scenario: Scenario, *, lets_go: bool) -> int:
     """Play it whole, and killed before each distinct effect; how many effects it has."""
 
     def before(root: Path) -> Box:
@@ -194,11 +194,11 @@ def kill_before_each(tmp_path: Path, scenario: Scenario, *, lets_go: bool = Fals
     return Play(before, scenario.act, check, meanwhile).kill_before_each(tmp_path, taking=False)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_before_any_effect_it_ends_the_same(tmp_path: Path, name: str) -> None:
-    assert kill_before_each(tmp_path, SCENARIOS[name]) > 8
-
-
-@pytest.mark.parametrize("name", ["spawn", "restart"])
-def test_a_program_that_closes_the_lock_is_not_doubled_either(tmp_path: Path, name: str) -> None:
-    assert kill_before_each(tmp_path, SCENARIOS[name], lets_go=True) > 8
+@pytest.mark.parametrize(
+    ("name", "lets_go"),  # True: a program that closes the lock is not doubled either
+    [*((name, False) for name in SCENARIOS), ("spawn", True), ("restart", True)],
+)
+def test_killed_before_any_effect_it_ends_the_same(
+    tmp_path: Path, name: str, lets_go: bool
+) -> None:
+    assert kill_before_each(tmp_path, SCENARIOS[name], lets_go=lets_go) > 8

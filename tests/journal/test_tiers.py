@@ -245,16 +245,11 @@ def test_steps_run_beside_the_loop(make_stream: MakeStream) -> None:
     stream.tiers.run_next = watching  # type: ignore[method-assign]
     with ThreadPoolExecutor(1, "tiers", initializer=lower_priority) as executor:
         worker = TierWorker(stream.tiers, executor, stream.clock)
-        lines = []
-        while len(lines) < 2:
-            line = worker.poll()
-            if line:
-                lines.append(line)
-            if worker._running is not None:
-                worker._running.exception()  # waits for it
-        while worker.poll() is not None or worker._running is not None:
-            if worker._running is not None:
-                worker._running.exception()
+        lines = [worker.poll()]
+        while worker._running is not None:
+            worker._running.exception()  # waits for it
+            lines.append(worker.poll())
+        assert len([line for line in lines if line]) == 2
         assert worker.due_ns() == stream.clock.monotonic_ns() + 60 * 10**9
     assert threads == {"tiers_0"}
     assert stream.residency(0, 1) == [T0 | T1] * 2
