@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from relay.acomm import model, store_file
 from relay.acomm.container import FOOTER, FOOTER_MAGIC, HEADER, MAGIC, SECTION, SectionEntry
 from relay.acomm.records import encode_message
+from relay.base.errors import FormatError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "acomm"
 GOOD = ("plain", "compressed", "empty", "unknown-section", "version-2")
@@ -261,3 +263,11 @@ def damaged(data: bytes, dice: random.Random, times: int) -> bytes:
             break
     made[64:72] = struct.pack("<Q", len(made) + (dice.randrange(20) == 0))
     return reseal(bytes(made))
+
+
+def refuse(data: bytes) -> FormatError:
+    """What is said of bytes that are no store, in one line."""
+    with pytest.raises(FormatError) as caught:
+        store_file.decode(data, "it")
+    assert "\n" not in str(caught.value)
+    return caught.value

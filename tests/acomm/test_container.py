@@ -11,9 +11,9 @@ from relay.acomm.check import check
 from relay.acomm.container import SectionEntry
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import encode_channel, encode_subscription
-from relay.base.errors import FormatError, VersionError
+from relay.base.errors import VersionError
 from relay.base.finding import Severity
-from tests.acomm.support import assemble, message, messages_body, patch, small_store
+from tests.acomm.support import assemble, message, messages_body, patch, refuse, small_store
 
 pytestmark = pytest.mark.shows("engine 8.2", "engine 8.3", "engine 8.10")
 
@@ -23,13 +23,6 @@ EMPTY = bytes(8)
 def read(data: bytes) -> tuple[StoreFile, list[str]]:
     warnings: list[str] = []
     return store_file.decode(data, "it", warn=warnings.append), warnings
-
-
-def refuse(data: bytes) -> FormatError:
-    with pytest.raises(FormatError) as caught:
-        store_file.decode(data, "it")
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 def test_a_file_without_sections_holds_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from relay.acomm import container, store_file
 from relay.base.errors import FormatError
-from tests.acomm.support import assemble, message, messages_body
+from tests.acomm.support import assemble, message, messages_body, refuse
 
 pytestmark = pytest.mark.shows("engine 8.5")
 
@@ -25,12 +25,6 @@ def compressed(size: int, stream: bytes, count: int = 2) -> bytes:
     """A file whose section 2 is this envelope."""
     body = struct.pack("<Q", size) + stream
     return assemble([(2, body)], counts=(0, count, 0, 0), flags=1)
-
-
-def refuse(data: bytes) -> FormatError:
-    with pytest.raises(FormatError) as caught:
-        store_file.decode(data, "it")
-    return caught.value
 
 
 def refuse_within(data: bytes, most: int) -> FormatError:
