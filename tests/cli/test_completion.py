@@ -78,21 +78,20 @@ def test_bash_completes_commands_options_and_names(home: Path, tmp_path: Path) -
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh here")
 def test_zsh_completes_a_name(home: Path, tmp_path: Path) -> None:
-    view = pexpect.spawn(
+    with pexpect.spawn(
         "zsh",
         ["-f", "-i"],
         env=shell_environment(home, tmp_path),  # type: ignore[arg-type]
         encoding="utf-8",
         timeout=PATIENCE_S,
-    )
-    view.sendline(
-        "PS1='> '; autoload -Uz compinit; compinit -u -D; eval \"$(relay completion zsh)\""
-    )
-    view.sendline("echo is-ready-$((1 + 1))")
-    view.expect("is-ready-2")
-    view.send("relay send al\t")
-    view.expect("relay send alice ")
-    view.close(force=True)
+    ) as view:
+        view.sendline(
+            "PS1='> '; autoload -Uz compinit; compinit -u -D; eval \"$(relay completion zsh)\""
+        )
+        view.sendline("echo is-ready-$((1 + 1))")
+        view.expect("is-ready-2")
+        view.send("relay send al\t")
+        view.expect("relay send alice ")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
