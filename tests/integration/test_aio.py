@@ -12,8 +12,6 @@ from agent_sdk import Refused, RelayError, Timeout, aio
 from tests.box import open_descriptors
 from tests.procs import PATIENCE_S, Relay
 
-pytestmark = pytest.mark.home("alice", "bob")
-
 
 async def test_an_answer_goes_to_the_task_that_waits_for_it(running: Relay, home: Path) -> None:
     """While another task of the same agent receives all else."""
