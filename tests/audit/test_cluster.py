@@ -50,7 +50,7 @@ def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
     home, out = tmp_path / "home", tmp_path / "out"
     make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("twice,doubled"))
     (tmp_path / "cluster").mkdir()
-    with standalone(tmp_path / "cluster") as made:
+    with standalone(tmp_path / "cluster", workers=1) as made:
         pids = [worker.process.pid for worker in made.workers]
         with killing(made):
             run(home, out, made.url, now_ns, "duplicates")

@@ -79,9 +79,8 @@ FAULTS = """(() => {
 })()"""
 
 
-@pytest.mark.parametrize("dark", [False, True])
 def test_each_page_fits_each_window_and_is_for_everybody(
-    page: Page, served: Served, home: Path, dark: bool
+    page: Page, served: Served, home: Path
 ) -> None:
     with Agent("alice", home) as alice:
         options = {"OPTIONS": "yes, no, later"}
@@ -90,18 +89,18 @@ def test_each_page_fits_each_window_and_is_for_everybody(
     send(home, "nobody", EVIL)
     relay("nack", "--as", "bob", sent, "no such branch", home=home)
     page.requested(), page.complaints()
-    papers, faults = set(), {}
-    for width in (360, 1400):
-        page.look_at(width, dark=dark)
+    faults = {}
+    for width, is_dark in ((360, False), (1400, True)):
+        page.look_at(width, dark=is_dark)
+        paper = "rgb(20, 23, 27)" if is_dark else "rgb(255, 255, 255)"
         for path in (*PAGES, f"/m/{sent}", f"/m/{asked}", "/search?q=is:failed"):
             open_page(page, served.address(path))
             assert page.tells("document.documentElement.scrollWidth") <= width, (path, width)
             assert page.tells("document.scripts.length") == 1
-            papers.add(page.tells("getComputedStyle(document.body).backgroundColor"))
+            assert page.tells("getComputedStyle(document.body).backgroundColor") == paper
             if found := page.tells(FAULTS):
                 faults[path, width] = found
     assert faults == {}
-    assert papers == {"rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)"}
     requested = {url.partition("#")[0] for url in page.requested()}
     assert all(one.startswith(f"{served.origin}/") for one in requested if one != "about:blank")
     assert not [url for url in requested if served.key in url]
