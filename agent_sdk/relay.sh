@@ -372,7 +372,7 @@ _relay_place() {
     _relay_sync "$outbox" || printf 'relay: %s is sent, but not synced\n' "$id" >&2
     [ -f "$home/config.json" ] ||
         printf 'relay: no relay has used %s yet; the message waits there\n' "$home" >&2
-    printf '%s\n' "$id"
+    printf '%s\n' "$id" 2>/dev/null || _relay_fail "stdout cannot be written; sent as $id"
 }
 
 # FUNCTION, which writes $temp, again while the disk is full. A command that was stopped and went on

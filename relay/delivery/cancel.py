@@ -21,6 +21,7 @@ from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
 from relay.engine.engine import Engine
+from relay.ledger import REMOVED
 from relay.ledger.deliveries import DeliveryRow
 from relay.ledger.ledger import Ledger
 
@@ -109,8 +110,8 @@ class Canceller:
         """
         try:
             if not file_ops.set_aside(dirs, message_id, recipient):
-                is_unread = is_held and not was_taken(dirs, recipient, message_id)
-                return "" if is_unread else f"{recipient} has read it"
+                is_taken = was_taken(dirs, recipient, message_id)
+                return "" if is_held and not is_taken else _left(recipient, is_read=is_taken)
         except (OSError, UnsafePath) as exc:
             return f"the inbox of {recipient} cannot be written: {file_ops.reason_of(exc)}"
         self._reads.expect_removal(recipient, message_id)
@@ -133,7 +134,13 @@ def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryRow | None)
     if delivery.state > DeliveryState.ACKNOWLEDGED:
         return f"{recipient} did not get it" + (f": {row.last_error}" if row else "")
     waits_read = delivery.state is DeliveryState.WAITING and not delivery.queued
-    was_read = row is not None and row.read_how is not None
-    if delivery.state is DeliveryState.RECEIVED or waits_read or was_read:
-        return f"{recipient} has read it"
+    how = row.read_how if row else None
+    if delivery.state is DeliveryState.RECEIVED or waits_read or how is not None:
+        return _left(recipient, is_read=how != REMOVED)
     return ""
+
+
+def _left(recipient: str, *, is_read: bool) -> str:
+    """The words for a file that has left the inbox."""
+    unread = f"it was removed from the inbox of {recipient}, and not seen in .read"
+    return f"{recipient} has read it" if is_read else unread

@@ -279,10 +279,8 @@ def _wake_file(target: Target, name: str) -> Iterator[Finding]:
     try:
         read_wake(target.home.root, name)
     except BadWake as exc:
-        where = f"agents/{name}/{WAKE}"
-        found = str(exc).removeprefix(f"{where}: ")
         advice = "fix or remove it: until then the agent is not rung when messages wait"
-        yield Finding("files", where, found, advice, Severity.WARNING)
+        yield Finding("files", f"agents/{name}/{WAKE}", str(exc), advice, Severity.WARNING)
 
 
 def _ignored_files(target: Target, folder: str) -> Iterator[Finding]:

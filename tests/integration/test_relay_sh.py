@@ -294,15 +294,6 @@ def test_a_disk_that_stays_full_is_an_error_and_leaves_nothing(sh: Shell) -> Non
         assert [path for path in (sh.home / "attachments").rglob("*") if path.is_file()] == []
 
 
-def test_a_command_that_was_stopped_and_went_on_has_done_its_work(sh: Shell) -> None:
-    stop = """sh -c '{ sleep 0.1; kill -CONT $PPID; } & kill -STOP $PPID; wait'"""
-    sent = sh.ok(f"_relay_sync() {{ {stop}; }}\nrelay_send bob hello")
-    assert parse(sh.sent(sent)).body == b"hello"
-    sh.relay.deliver("sh-1", "number 1")
-    taken = sh.ok(f'mv() {{ {stop}; command mv "$@"; }}\nrelay_recv')
-    assert "number 1" in taken
-
-
 FAULTS = (
     "ulimit -f 8",  # a real limit: the writer is killed in the middle
     '_relay_write() { head -c 9000 >"$1"; }',

@@ -117,3 +117,20 @@ def test_it_waits_in_the_words_of_the_command(running: Relay, sh: Shell) -> None
         assert (found, bool(sent), said in told) == (status, status != 2, True), (line, told)
     alone = send(sh, "relay_send -w read bob hi", PATH="/usr/bin:/bin")
     assert alone == (2, "", "relay: -w read needs the command relay on the path")
+
+
+def test_an_id_that_cannot_be_printed_is_on_stderr(sh: Shell) -> None:
+    done = sh.run("relay_send bob hello >/dev/full")
+    (sent,) = waiting(sh.home)
+    said = f"relay: stdout cannot be written; sent as {sent}\n"
+    assert (done.returncode, done.stderr.decode()) == (1, said)
+
+
+def test_a_command_that_was_stopped_and_went_on_has_done_its_work(sh: Shell) -> None:
+    stop = """sh -c '{ sleep 0.1; kill -CONT $PPID; } & kill -STOP $PPID; wait'"""
+    sent = sh.ok(f"_relay_sync() {{ {stop}; }}\nrelay_send bob hello").strip()
+    assert waiting(sh.home) == [sent]
+    name = "1706123456789012345-a1b2c3d4.msg"
+    (sh.home / "agents" / "sh-1" / "inbox" / name).write_text("FROM: bob\nTO: sh-1\n\nnumber 1")
+    taken = sh.ok(f'mv() {{ {stop}; command mv "$@"; }}\nrelay_recv')
+    assert "number 1" in taken

@@ -265,7 +265,8 @@ def test_doctor_names_a_wake_json_that_cannot_be_used(tmp_path: Path) -> None:
         assert not [where for where in found if "wake" in where or "sessions" in where]
         path.write_text('{"argv": "true"}')
         found = {one.where: one.text for one in examine(home)}
-        assert found["agents/bob/wake.json"].startswith('expected "argv" as a list of texts')
+        text = found["agents/bob/wake.json"]
+        assert text.startswith('agents/bob/wake.json: expected "argv" as a list of texts')
 
 
 def test_working_is_no_hindrance_to_the_status(tmp_path: Path) -> None:
