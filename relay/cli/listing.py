@@ -131,9 +131,9 @@ def search(
 
     parsed = Query(regex=" ".join(query)) if regex else _parsed(query)
     with open_home(ctx, home) as opened:
-        rows, has_more, nothing = _found(opened, parsed, limit)
+        rows, has_more = _found(opened, parsed, limit)
     if as_json or not rows:
-        print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
+        print_messages(rows, as_json=as_json, wide=wide, nothing=NOTHING)
         if not rows and parsed.like_keys:
             _say_not_a_key(parsed)
     else:
@@ -226,11 +226,10 @@ def thread(
 
     query = Query(threads=(uuid4_of(thread_id),), named_threads=(thread_id,), sort="oldest")
     with open_home(ctx, home) as opened:
-        nothing = f"thread {thread_id} does not exist, and no message in a thread has this id"
-        rows, _, nothing = _found(opened, query, MOST, nothing=nothing)
+        rows, _ = _found(opened, query, MOST)
     if not rows:
         raise NotFound(
-            nothing,
+            f"thread {thread_id} does not exist, and no message in a thread has this id",
             hint="`relay list --wide` lists messages with their threads",
         )
     if short or as_json:
@@ -349,7 +348,7 @@ def list_messages(
 ) -> None:
     """``offset``: of a command that has this option."""
     with open_home(ctx, home) as opened:
-        rows, has_more, nothing = _found(opened, query, limit, offset or 0, nothing)
+        rows, has_more = _found(opened, query, limit, offset or 0)
     print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
@@ -358,16 +357,13 @@ def list_messages(
 
 
 def _found(
-    home: Home, query: Query, limit: int, offset: int = 0, nothing: str = NOTHING
-) -> tuple[list[dict[str, Any]], bool, str]:
-    """The rows, whether there are more, and what to say where there are none.
-
-    A note goes to stderr. ``nothing``: to be said where all is indexed.
-    """
-    rows, has_more, note, is_all = find_rows(home, query, limit, offset)
+    home: Home, query: Query, limit: int, offset: int = 0
+) -> tuple[list[dict[str, Any]], bool]:
+    """The rows, and whether there are more. A note goes to stderr."""
+    rows, has_more, note = find_rows(home, query, limit, offset)
     if note:
         click.echo(name_home(f"relay: {note}"), err=True)
-    return rows, has_more, nothing if is_all else f"{nothing}, in what is indexed"
+    return rows, has_more
 
 
 def _say_more(limit: int, offset: int | None = None) -> None:

@@ -49,11 +49,10 @@ class Rows(NamedTuple):
     rows: list[dict[str, Any]]  # as `relay list --json` prints them
     has_more: bool
     note: str  # where the index could not be used, or the ledger not be read; else empty
-    is_all: bool  # nothing is known that the index lacks
 
 
-def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str, bool]:
-    """The messages found, a note about what was searched, and True if that was all there is."""
+def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str]:
+    """The messages found, and a note about what was searched."""
     from relay.base.config import load
     from relay.search.index import why_no_index
 
@@ -68,7 +67,7 @@ def look_up(home: Home, query: Query, limit: int) -> tuple[Found, str, bool]:
     config = load(home)
     why = why_no_index(config)
     if not why and (found := _in_full_index(home, query, limit)) is not None:
-        return found, "", True
+        return found, ""
     return _look_up_slowly(home, config, why, query, limit)
 
 
@@ -95,7 +94,7 @@ def _in_full_index(home: Home, query: Query, limit: int) -> Found | None:
 
 def _look_up_slowly(
     home: Home, config: Config, why: str, query: Query, limit: int
-) -> tuple[Found, str, bool]:
+) -> tuple[Found, str]:
     """The same from an index that may lack the newest, or of the store itself.
 
     ``why``: the home has no index; empty if it has one.
@@ -114,8 +113,10 @@ def _look_up_slowly(
                 state = _wait(home, index, source)
                 if state is not None:
                     found = find(index, query, limit, home.path(LEDGER))
-                    return found, _lag(state), not state.messages
-            why = "the search index is not complete yet"
+                    if not state.messages or (found.entries and not query.states):
+                        return found, _lag(state)
+                    why = _lag(state)  # as on a full disk, where nothing is indexed
+            why = why or "the search index is not complete yet"
         except SearchIndexDamaged as exc:
             with contextlib.suppress(RelayError, OSError):
                 remove_index(home.path(SEARCH))  # refused while a relay has it open
@@ -130,14 +131,14 @@ def _look_up_slowly(
             in_state = ledger_ids(db, query)
     found = scan(read_store(home), query, limit, KINDS, in_state)
     is_told = query.texts or query.regex is not None or not why_no_index(config)
-    return found, f"searched the store itself: {why}" if is_told else "", True
+    return found, f"searched the store itself: {why}" if is_told else ""
 
 
 def messages_about(home: Home, message_id: str) -> list[Entry]:
     """The messages whose RE names this one, oldest first. Errors: RelayError, OSError."""
     from relay.search.query import Query
 
-    found, *_ = look_up(home, Query(answered=(message_id,)), MOST_ABOUT)
+    found, _ = look_up(home, Query(answered=(message_id,)), MOST_ABOUT)
     return [entry for entry, _ in reversed(found.entries)]
 
 
@@ -227,7 +228,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
     Messages are found without the index and without the ledger, too. Errors: NotFound for the name
     of an agent or a channel that is nobody's, where nothing is found; RelayError, OSError.
     """
-    found, note, is_all = look_up(home, query, limit + offset)
+    found, note = look_up(home, query, limit + offset)
     try:
         rows, has_more = _by_ledger(home, query, found, limit, offset)
     except LedgerError as exc:
@@ -239,7 +240,7 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
         note = note or f"what became of them is not known: {why}"
     if not rows:
         _check_names(home, query)
-    return Rows(rows, has_more, note, is_all)
+    return Rows(rows, has_more, note)
 
 
 def _by_ledger(

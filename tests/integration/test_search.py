@@ -65,21 +65,22 @@ def test_an_index_that_is_behind_says_so(box: Box) -> None:
     assert done.stderr.endswith(" not indexed yet\n")
 
 
-def test_what_is_not_indexed_may_be_what_is_searched(box: Box) -> None:
+def test_what_is_not_indexed_and_is_searched_is_found_in_the_store(box: Box) -> None:
+    """As on a full disk, where the index does not follow."""
     box.send("alice", "TO: bob\n\nnumber 1")
     assert search(box.root, "number") == ["number 1"]
     box.send("alice", "TO: carol\nTHREAD: r-42\n\nnumber 2")
     with lock_home(str(box.root)):
-        for words, nothing in (
-            ("search number to:carol", "nothing found"),
-            ("history --thread r-42", "nothing found"),
-            ("unread --agent carol", "nothing is unread"),
-            ("thread r-42", "thread r-42 does not exist, and no message in a thread has this id"),
+        for words, found in (
+            ("search number to:carol", 1),
+            ("search number to:alice", 0),
+            ("history --thread r-42", 1),
+            ("unread", 2),
+            ("unread --agent carol", 1),
+            ("thread r-42", 1),
         ):
             done = relay_anew(*words.split(), home=box.root)
-            note, line, *_ = done.stderr.splitlines()
-            assert note.startswith("relay: 1 message since ") and done.stdout == ""
-            assert line.removeprefix("relay: ").startswith(f"{nothing}, in what is indexed")
+            assert done.stdout.count("number ") == found, words
 
 
 @pytest.mark.damages
