@@ -14,6 +14,7 @@ import click
 
 from relay.base.clock import NS_PER_S
 from relay.base.errors import NotFound
+from relay.base.home import lock_holder
 from relay.base.message import Kind
 from relay.base.names import MSG_SUFFIX
 from relay.cli.common import (
@@ -25,6 +26,7 @@ from relay.cli.common import (
     echo_json,
     name_home,
     open_home,
+    plural,
     sanitize,
 )
 from relay.cli.tables import (
@@ -40,6 +42,7 @@ from relay.cli.tables import (
 from relay.views.ids import short_ids
 from relay.views.messages import find_rows
 from relay.views.times import local_iso
+from relay.views.trace import count_waiting
 
 if TYPE_CHECKING:
     from relay.base.home import Home
@@ -359,8 +362,12 @@ def list_messages(
 def _found(
     home: Home, query: Query, limit: int, offset: int = 0
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The rows, and whether there are more. A note goes to stderr."""
+    """The rows, and whether there are more. Notes go to stderr, also of what no relay has seen."""
     rows, has_more, note = find_rows(home, query, limit, offset)
+    unseen = count_waiting(home) if lock_holder(home) is None else 0
+    if unseen:
+        waits = f"{plural(unseen, 'message')} in outboxes, not seen by a relay yet: `relay up`"
+        note = "; ".join(filter(None, (note, waits)))
     if note:
         click.echo(name_home(f"relay: {note}"), err=True)
     return rows, has_more

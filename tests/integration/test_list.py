@@ -48,6 +48,17 @@ def test_what_was_refused_stands_beside_what_was_accepted(box: Box) -> None:
     assert asked(box, "is:refused", "kept") == []
 
 
+def test_what_no_relay_has_seen_is_told(box: Box) -> None:
+    box.drop("alice", "TO: bob\n\nqueued")
+    for words in ("list queued", "unread", "history"):
+        line = relay(*words.split(), home=box.root).stderr.splitlines()[0]
+        assert line.startswith("relay: 1 message in outboxes, not seen by a relay yet: `relay"), (
+            words
+        )
+    box.tick()
+    assert "outboxes" not in relay("list", "queued", home=box.root).stderr
+
+
 def test_since_is_when_something_last_happened_to_it_not_when_it_was_sent(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
     time.sleep(1.1)  # the log of changes has the machine's clock
