@@ -31,6 +31,7 @@ MOST_ANSWER = 200  # characters of an earlier one
 MOST_RINGS = 20  # of one delivery
 NEVER = 1 << 62
 ENDED = ("bounced", "expired", "dead", "held")
+TAKEN_UP = (("held", "staged"), ("held", "written"))
 UNRECORDED_TEXT = {
     "waiting": "is in the outbox of {}, not seen by a relay yet",
     "stray": "is in the inbox of {}, but was not delivered by the relay",
@@ -375,7 +376,7 @@ def _attempt_hops(
     if number == 1:
         first = seen[0] if seen else None
         is_later = first is not None and (staged or 0) // NS_PER_MS > first["at"] // NS_PER_MS
-        was_held = first is not None and first["old_status"] == "held"
+        was_held = first is not None and (first["old_status"], first["new_status"]) in TAKEN_UP
         yield Hop(None if was_held or is_later else staged, "accepted", name, number)
         if was_held:  # from the beginning
             yield Hop(None, "held", name, number)

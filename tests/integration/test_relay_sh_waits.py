@@ -127,7 +127,8 @@ def test_an_id_that_cannot_be_printed_is_on_stderr(sh: Shell) -> None:
 
 
 def test_a_command_that_was_stopped_and_went_on_has_done_its_work(sh: Shell) -> None:
-    stop = """sh -c '{ sleep 0.1; kill -CONT $PPID; } & kill -STOP $PPID; wait'"""
+    stopped = "until grep -q ^State:.T /proc/$PPID/status; do sleep 0.01; done"
+    stop = f"""sh -c '{{ {stopped}; kill -CONT $PPID; }} & kill -STOP $PPID; wait'"""
     sent = sh.ok(f"_relay_sync() {{ {stop}; }}\nrelay_send bob hello").strip()
     assert waiting(sh.home) == [sent]
     name = "1706123456789012345-a1b2c3d4.msg"

@@ -112,6 +112,15 @@ def test_every_hop_of_every_attempt_has_its_time(life: Life) -> None:
     ]
 
 
+def test_one_that_ended_while_it_was_held_has_the_time_of_its_acceptance(life: Life) -> None:
+    accepted = life.now()
+    with life.ledger.transaction():
+        put(life.ledger, life.id, "bob", "held", 1, staged_at=accepted, last_error="not before")
+    life.end("expired", "cancelled by alice")
+    hops = {hop["what"]: hop["at"] for hop in life.trace()["hops"]}
+    assert hops["accepted"] == iso_time(accepted)
+
+
 def test_one_that_was_held_was_accepted_before_and_nobody_knows_when(life: Life) -> None:
     life.hold(1, "not before tomorrow")
     life.write(1)
