@@ -220,8 +220,7 @@ def _send(
             sent = me.send(to, body, on_sent=print_id, **options)
         except Refused as exc:
             text = sanitize(str(exc)) or ""  # it may quote another agent's text
-            hint = elsewhere(me.home, to) if "there is no agent" in text else ""
-            raise Refused(text, hint=hint) from exc
+            raise Refused(text, hint=elsewhere(me.home, to)) from exc
         if notify_idle:
             body = idle_body(to, options.get("ttl_s"), sent)
             me.send(ORCHESTRATOR, body, kind="command", wait_s=options["wait_s"])

@@ -17,8 +17,9 @@ def elsewhere(root: str, name: str) -> str:
     usual = default_home()
     with contextlib.suppress(RelayError, OSError):
         if root != usual and name != OPERATOR:
-            with Home(usual) as home:
-                return f"{name} is in {usual}" if name in home.agent_names() else ""
+            with Home(root) as here, Home(usual) as there:
+                is_meant = name in there.agent_names() and name not in here.agent_names()
+                return f"{name} is in {usual}" if is_meant else ""
     return ""
 
 

@@ -127,6 +127,9 @@ def test_a_refusal_names_the_home_that_has_the_agent(person: Person) -> None:
     assert f"there is no agent 'bob' in {root}; bob is in {usual}\n" in (
         person.run("inbox", "--as", "bob").stderr
     )
+    person.says("register", "bob")
+    refused = person.run("send", "bob", "hi", "--header", "NOT-BEFORE: 1h", "--header", "TTL: 1")
+    assert refused.returncode == EXIT_REFUSED and usual not in refused.stderr
 
 
 def test_init_here_again_completes_it(person: Person) -> None:
