@@ -364,10 +364,12 @@ class Agent:
         """Wait for a message of this agent as `relay wait` does: ``read``, or ``read=10s``.
 
         With ``answer``, takes the answer out of the inbox and returns it, as ``request``. Errors:
-        Timeout; Refused if it cannot come so far; LedgerError; MessageError for another word.
+        Timeout; Refused if it cannot come so far, or was never sent; LedgerError; MessageError for
+        another word.
         """
         wait, sent = requests.wait_of("until", until), self._inbox.id_of(message_id)
         if wait.word == "answer":
+            requests.check_was_sent(self._home, sent)
             known = (sent, requests.ANSWERS, wait.seconds, requests.whole)
             return self._answer(*known, None, progress)
         return self._watch(sent, wait)

@@ -291,6 +291,15 @@ def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:
     return connect
 
 
+def check_was_sent(home: Home, message_id: str) -> None:
+    """Errors: Refused for an id that is in no outbox, and that the relay has never had."""
+    from relay.base.outcomes import UNKNOWN, Wait, watch
+
+    with contextlib.suppress(LedgerError):
+        if watch(home, ledger_of(home), message_id, Wait("taken", 0)) == UNKNOWN:
+            raise Refused(UNKNOWN.text, message_id=message_id)
+
+
 def waited(progress: Progress, sent: str, wait: Wait) -> None:
     """Errors: Timeout, or Refused, unless the message is where it was waited for."""
     if progress.is_over:

@@ -98,9 +98,13 @@ class Home:
             self._fd = fsio.open_dir(root)
         except FileNotFoundError as exc:
             raise HomeMissing(f"there is no relay home at {root}") from exc
+        except UnsafePath as exc:
+            raise UnsafePath(exc.message, hint="name a relay home with --home") from exc
         if not fsio.exists(CONFIG, self._fd) or not fsio.exists("agents", self._fd):
             self.close()
-            raise HomeMissing(f"{root} is not a relay home: config.json or agents/ is missing")
+            text = f"{root} is not a relay home: config.json or agents/ is missing"
+            can_be_made = not os.listdir(root) or looks_like_home(root)
+            raise HomeMissing(text, hint="" if can_be_made else "name another home with --home")
 
     @classmethod
     def create(cls, root: str, config: bytes = b"{}\n") -> Home:

@@ -16,6 +16,7 @@ Rows of ``messages`` and ``deliveries`` in, texts out. States: docs/states.md.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base.clock import duration_ms, elapsed, iso_time
 from relay.base.errors import LedgerError, LedgerMissing
-from relay.base.names import ORCHESTRATOR
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
 from relay.base.text import times
 
 if TYPE_CHECKING:
@@ -203,6 +204,10 @@ class Progress(NamedTuple):
     is_over: bool = False  # and will not come there
 
 
+IN_OUTBOX = Progress("the relay has not picked it up yet, it waits in the outbox")
+UNKNOWN = Progress("it is in no outbox, and the relay has never had it", is_over=True)
+
+
 def watch(
     home: Home, connect: Callable[[], sqlite3.Connection], message_id: str, wait: Wait
 ) -> Progress:
@@ -219,6 +224,9 @@ def watch(
         try:
             with contextlib.closing(connect()) as db:
                 found = progress_of(db, message_id, wait.word)
+                if found == IN_OUTBOX and not _is_in_an_outbox(home, message_id):
+                    found = progress_of(db, message_id, wait.word)  # taken in the meantime
+                    found = UNKNOWN if found == IN_OUTBOX else found
         except sqlite3.Error as exc:  # a connection that does not translate its errors
             raise LedgerError(f"{home.path(LEDGER)}: {exc}") from exc
         except LedgerMissing:
@@ -239,7 +247,7 @@ def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
     which = "message_id = ?"
     row = db.execute(f"SELECT * FROM messages WHERE {which}", (message_id,)).fetchone()
     if row is None:
-        return Progress("the relay has not picked it up yet, it waits in the outbox")
+        return _rejected(db, message_id) or IN_OUTBOX
     deliveries = read_deliveries(db, which, message_id)
     text = progress(row, deliveries, time.time_ns())
     if row["status"] in ("pending", "processing"):
@@ -250,6 +258,19 @@ def progress_of(db: sqlite3.Connection, message_id: str, word: str) -> Progress:
     if word == "answer":
         return Progress(text, True in reached, all(is_reached is False for is_reached in reached))
     return Progress(text, bool(reached) and all(reached), not reached or False in reached)
+
+
+def _rejected(db: sqlite3.Connection, message_id: str) -> Progress | None:
+    """The refusal of a file without a row of its own; None if there was none."""
+    sql = "SELECT reason FROM rejections WHERE file_name = ? ORDER BY at DESC"
+    row = db.execute(sql, (message_id + MSG_SUFFIX,)).fetchone()
+    return row and Progress(_with_reason(Outcome.REFUSED, row["reason"]), is_over=True)
+
+
+def _is_in_an_outbox(home: Home, message_id: str) -> bool:
+    name = message_id + MSG_SUFFIX
+    outboxes = (home.path("agents", agent, "outbox", name) for agent in home.agent_names())
+    return any(os.path.lexists(path) for path in outboxes)
 
 
 def summary(row: Row, deliveries: Sequence[Fields]) -> str:

@@ -71,11 +71,10 @@ def agents(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -> N
 
 def _cells(agent: ListedAgent, now_ns: int) -> tuple[object, ...]:
     row, role, unread, *_ = agent
-    is_active = row["status"] == "active"
     return (
         row["name"],
         row["status"],
-        None if is_active else ago(row["changed_at"], now_ns),
+        agent.away_since and ago(agent.away_since, now_ns),
         role,
         ago(agent.seen_at, now_ns),
         unread,
@@ -117,7 +116,7 @@ def _show_page(facts: dict[str, Any], listed: ListedAgent, now_ns: int) -> None:
 
     row = listed.row
     status = colour_by_word(row["status"])
-    since = None if row["status"] == "active" else f"since {ago(row['changed_at'], now_ns)}"
+    since = f"since {ago(listed.away_since, now_ns)}" if listed.away_since else None
     click.echo(facts["name"])
     click.echo(
         f"  {'status':<10}{', '.join(filter(None, (status, since, sanitize(facts['role']))))}"

@@ -181,19 +181,15 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         while lock_holder(opened) == pid:
+            if process_info.is_stopped(pid):
+                hint = f"`kill -CONT {pid}` lets it continue, and end"
+                raise RelayError(f"the relay, pid {pid}, is suspended by a signal", hint=hint)
             if time.monotonic() > deadline:
-                raise _stop_timed_out(pid, timeout_s)
+                text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
+                hint = f"it may still be writing its store; `kill -9 {pid}` loses no messages"
+                raise RelayError(text, hint=hint)
             time.sleep(POLL_S)
     say(f"the relay, pid {pid}, has stopped", {"home": opened.root, "pid": pid}, as_json)
-
-
-def _stop_timed_out(pid: int, timeout_s: float) -> RelayError:
-    text = f"the relay, pid {pid}, has not stopped within {timeout_s:g} s"
-    if process_info.is_stopped(pid):
-        hint = f"`kill -CONT {pid}` lets it continue and exit"
-        return RelayError(f"{text}: the process is suspended by a signal", hint=hint)
-    hint = f"it may still be writing its store; `kill -9 {pid}` loses no messages"
-    return RelayError(text, hint=hint)
 
 
 @command(epilog="\b\nExamples:\n  relay status\n  relay status --json")

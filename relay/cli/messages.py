@@ -21,7 +21,7 @@ from relay.base.errors import (
 )
 from relay.base.home import Home, lock_holder
 from relay.base.names import EVERYONE, ORCHESTRATOR
-from relay.base.outcomes import Progress, Wait
+from relay.base.outcomes import IN_OUTBOX, Progress, Wait
 from relay.cli.common import (
     WAIT,
     as_option,
@@ -46,6 +46,7 @@ from relay.cli.request import (
     check_has_session,
     control_options,
     earlier_answer,
+    echo_earlier,
     echo_progress,
     mark_read,
     open_agent,
@@ -134,8 +135,8 @@ def send(
     """Send a message.
 
     BODY is the text, or - for standard input. Prints the message id on stdout, and on stderr what
-    became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: no relay is
-    running, and the message waits in the outbox.
+    became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: it waits in
+    the outbox, as no relay is running, or the relay has not picked it up.
 
     --wait taken sends nothing without a running relay, exit code 5, and fails after the time with
     exit code 4: the message waits in the outbox. With delivered, read or done, exits as `relay
@@ -235,9 +236,10 @@ def _send(
         left = Wait(wait.word, max(ends_at - time.monotonic(), RECORD_S))
         if wait.word in STEPS:
             return wait_for_step(home, sent, left)
-        echo_progress(watch(home, sent, left._replace(word="taken")))
+        progress = watch(home, sent, left._replace(word="taken"))
+        echo_progress(progress)
     _echo_owed(me, options.get("re"))
-    return EXIT_OK
+    return EXIT_STATE if progress == IN_OUTBOX else EXIT_OK
 
 
 def _echo_owed(me: Agent, message_id: str | None) -> None:
@@ -343,6 +345,7 @@ def reply(
     root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
     answered = read_message(root, message_id)
+    before = earlier_answer(root, agent, answered.id)
     content: str | bytes = sys.stdin.buffer.read() if body == "-" else body
     with open_agent(agent, root) as me:
         with attaching(files):
@@ -358,6 +361,7 @@ def reply(
             thread=answered.file.headers.get("THREAD"),
             attachments=attached,
         )
+    echo_earlier(agent, before)
     mark_read(root, agent, answered.id)
     return code
 
@@ -480,9 +484,7 @@ def _answer(
     before = earlier_answer(root, agent, message_id)
     with Agent(agent, root, registers=False) as me:
         sent = say(me, message_id)
-    if before:
-        text = f"{agent} has answered it before, {before}: the last answer decides"
-        click.echo(sanitize(f"relay: {text}"), err=True)
+    echo_earlier(agent, before)
     mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
     return EXIT_OK if relay_runs(root) else EXIT_STATE

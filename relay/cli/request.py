@@ -313,6 +313,13 @@ def earlier_answer(root: str, agent: str, message_id: str) -> str:
     return ""
 
 
+def echo_earlier(agent: str, before: str) -> None:
+    """Say which answer an agent has given before; ``before`` is empty for the first."""
+    if before:
+        text = f"{agent} has answered it before, {before}: the last answer decides"
+        click.echo(sanitize(f"relay: {text}"), err=True)
+
+
 def _ledger(home: Home) -> sqlite3.Connection:
     from relay.ledger.file import open_current
 

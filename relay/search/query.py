@@ -43,6 +43,7 @@ STATES = {
     "dead": f"({_FAILED}) AND state = 'dead' AND discarded_at IS NULL",
     "expired": f"({_FAILED}) AND state = 'expired' AND {NOT_CANCELLED}",
     "bounced": f"({_FAILED}) AND state = 'bounced'",
+    "removed": "state = 'read' AND read_how = 'removed'",
     "late": "obligation = 'answered' AND reminders > 0",
 }
 _FORMER = {"owed": "open"}  # states

@@ -28,6 +28,11 @@ WAITING = f"""SELECT recipient, min(written_at) FROM {UNREAD} GROUP BY 1
 UNION ALL
 SELECT recipient, min(written_at) FROM deliveries WHERE obligation = 'open' GROUP BY 1"""
 LATEST = 10  # messages on an agent's page
+_NEW: dict[str, Any] = {  # a mailbox that the ledger does not have yet
+    **{"status": "new", "reason": "no relay has run since its mailbox was made"},
+    **{"changed_at": None, "pid": None, "registered_at": None, "last_seen_at": None},
+    **{"note": None, "dead": 0, "owed": 0},
+}
 _OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
     min(written_at) AS oldest_owed_at
 FROM deliveries WHERE recipient = :name AND obligation = 'open'"""
@@ -36,7 +41,7 @@ FROM deliveries WHERE recipient = :name AND obligation = 'open'"""
 class ListedAgent(NamedTuple):
     """An agent's facts from ledger, meta.json and inbox."""
 
-    row: sqlite3.Row  # of the ledger
+    row: Mapping[str, Any]  # of the ledger
     role: str | None  # in its meta.json
     unread: int | None  # in its inbox
     alert: AgentAlert
@@ -48,6 +53,11 @@ class ListedAgent(NamedTuple):
         """When it last wrote, read, or called a tool (Unix ns)."""
         return max(self.row["last_seen_at"] or 0, self.called_at) or None
 
+    @property
+    def away_since(self) -> int | None:
+        """When its status began (Unix ns); None for an active agent and a new one."""
+        return None if self.row["status"] == "active" else self.row["changed_at"]
+
     def text(self, now_ns: int) -> str | None:
         """The state of its session, warnings, and its own note or the reason of its status."""
         row = self.row
@@ -57,7 +67,7 @@ class ListedAgent(NamedTuple):
 
 
 def list_agents(home: Home, now_ns: int) -> list[ListedAgent]:
-    """List all agents by name. Errors: LedgerError."""
+    """List all agents by name, also those whose mailbox no relay has seen. Errors: LedgerError."""
     from relay.ledger.file import open_current
 
     with contextlib.closing(open_current(home.path(LEDGER))) as db:
@@ -67,20 +77,22 @@ def list_agents(home: Home, now_ns: int) -> list[ListedAgent]:
             "AND discarded_at IS NULL) AS dead, "
             "(SELECT count(*) FROM deliveries WHERE recipient = name AND obligation = 'open') "
             "AS owed "
-            "FROM agents ORDER BY name"
+            "FROM agents"
         ).fetchall()
         alerts = find_alerts(home, db, now_ns)
+    known: dict[str, Mapping[str, Any]] = {row["name"]: row for row in rows}
+    known = {name: _NEW | {"name": name} for name in home.agent_names()} | known
     in_inboxes, states, called = unread(home), agent_states(home, now_ns), latest_calls(home)
     return [
         ListedAgent(
             row,
-            _role_in(home, row["name"]),
-            in_inboxes.get(row["name"]),
-            alerts.get(row["name"], AgentAlert()),
-            states.get(row["name"]),
-            called.get(row["name"], 0),
+            _role_in(home, name),
+            in_inboxes.get(name),
+            alerts.get(name, AgentAlert()),
+            states.get(name),
+            called.get(name, 0),
         )
-        for row in rows
+        for name, row in sorted(known.items())
     ]
 
 

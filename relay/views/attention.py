@@ -259,7 +259,10 @@ def _of_agents(home: Home, now_ns: int) -> Iterator[Item]:
         if (item := _of_agent(agent, now_ns)) is not None:
             yield item
         since, count = unread.get(name, (0, 0))
-        if count and state and (why := _why_not_rung(home, name)):
+        if count and agent.unread is None:
+            what = f"its mailbox is gone, and {plural(count, 'unread message')} with it"
+            yield Item(f"mailbox:{name}", "gone", since, name, what, f"relay register {name}")
+        elif count and state and (why := _why_not_rung(home, name)):
             what = f"{plural(count, 'message')} unread, and {why}"
             command = f"relay wake status {name}"
             yield Item(f"bell:{name}", "bell", since or state.since, name, what, command)

@@ -100,6 +100,9 @@ def test_a_directory_with_other_things_in_it_is_left_alone(root: Path) -> None:
     with pytest.raises(UnsafePath, match="has other files in it") as caught:
         Home.create(str(root), b"{}")
     assert caught.value.hint
+    with pytest.raises(HomeMissing) as none:
+        Home(str(root))
+    assert "relay init" not in none.value.hint  # which would refuse it
     assert os.listdir(root) == ["thesis.txt"]
     assert stat.S_IMODE(root.stat().st_mode) == 0o755
     with pytest.raises(UnsafePath):

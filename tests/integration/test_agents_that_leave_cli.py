@@ -66,6 +66,16 @@ def test_retire_revive_and_register(home: Path) -> None:
     assert "`TO: lead` means the agent of that name; bob gets what is sent TO: Lead" in role.stderr
 
 
+def test_an_agent_is_listed_before_a_relay_has_seen_it(running: Relay, home: Path) -> None:
+    running.stop()
+    assert relay("register", "carol", home=home).returncode == 0
+    assert agents_of(home)["carol"]["status"] == "new"
+    said = relay("agents", "show", "carol", home=home).stdout
+    assert "no relay has run since its mailbox was made" in said
+    running.start()
+    assert agents_of(home)["carol"]["status"] == "active"
+
+
 def test_what_the_sdk_saves_the_sdk_loads(home: Path) -> None:
     with Agent("bob", home) as bob:
         assert (bob.load_state(), bob.saved_states()) == (None, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,21 @@ def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:
         (row,) = attention(home)
     assert (row.kind, row.who, row.command) == ("refused", "alice", "relay inbox --as alice")
     assert row.what.startswith("3 messages of it were refused, the last one not delivered: ")
+
+
+def test_a_mailbox_that_is_gone_with_unread_messages_needs_a_person(box: Box) -> None:
+    for _ in range(2):
+        box.send("alice", "TO: bob\n\nhi")
+    shutil.rmtree(box.path("agents", "bob"))
+    box.after(1.1)
+    with Home(str(box.root)) as home:
+        (row,) = attention(home)
+        said = "its mailbox is gone, and 2 unread messages with it"
+        assert (row.kind, row.who, row.what) == ("gone", "bob", said)
+        assert row.command == "relay register bob"
+        home.make_agent("bob")
+        box.after(1.1)
+        assert attention(home) == []
 
 
 def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:

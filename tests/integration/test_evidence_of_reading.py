@@ -13,6 +13,7 @@ import pytest
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.crash.plays import Play
+from tests.procs import rows_of
 
 HI = "TO: bob\n\nhi"
 RETIRE = "agent.retire"
@@ -48,6 +49,8 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     assert read(any_box, removed) == ("written", None)  # its mailbox may be going, too
     any_box.after(1.1)
     assert read(any_box, removed) == ("read", "removed")
+    (row,) = rows_of("list", "is:removed", home=any_box.root)
+    assert row["id"] == removed
 
 
 def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(

@@ -66,6 +66,15 @@ def test_completed_is_no_answer_to_a_query(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("running")
+def test_a_second_reply_says_that_it_replaces_the_first(home: Path) -> None:
+    asked = send(home, "bob", "which branch?", "--kind", "query")
+    assert relay("reply", "--as", "bob", asked, "main", home=home).returncode == 0
+    again = relay("reply", "--as", "bob", asked, "dev", home=home)
+    said = "relay: bob has answered it before, completed: main: the last answer decides\n"
+    assert again.returncode == 0 and again.stderr.endswith(said)
+
+
+@pytest.mark.usefixtures("running")
 def test_a_trace_has_every_answer_of_a_recipient(home: Path) -> None:
     """A later one decides, and hides none."""
     sent = send(home, "bob", "deploy", "--kind", "command")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sdk import Agent, Refused
 from relay.base import fsio
 from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED
 from relay.cli import run
@@ -101,7 +102,7 @@ def test_without_waiting_nothing_is_said(
 def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: int, home: Path) -> None:
     done = relay_anew("send", "--as", "alice", "bob", "hi", home=home)  # others are more patient
     said = "relay: the relay has not picked it up yet, it waits in the outbox\n"
-    assert (done.returncode, done.stderr) == (0, said)
+    assert (done.returncode, done.stderr) == (5, said)
     _, said = send(home, "bob", "hi", "--wait", "taken=200ms", code=4)
     assert "it waits in the outbox: do not send it again" in said
 
@@ -214,6 +215,13 @@ def test_wait_finds_a_message_in_an_outbox_and_none_that_does_not_exist(home: Pa
     assert done.stderr.startswith(text)
     missing = relay("wait", sent.replace("d9d0", "ffff"), home=home)
     assert (missing.returncode, "relay: no message 17954178852" in missing.stderr) == (1, True)
+
+
+def test_the_library_does_not_wait_for_what_was_never_sent(running: Relay, home: Path) -> None:
+    with Agent("alice", home) as alice:
+        for step in ("taken", "read", "answer"):
+            with pytest.raises(Refused, match="it is in no outbox, and the relay has never had it"):
+                alice.wait("1795417885267455484-d9d097575ec4b647", step)
 
 
 def test_options_that_exclude_each_other(home: Path) -> None:
