@@ -352,9 +352,10 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
         if sync:
             sync_file(fd)
             os.fsync(dir_fd)
-    except OSError:
+    except OSError as exc:
         _remove_incomplete(name, dir_fd)
-        raise
+        exc.filename = name
+        raise _placed(exc, dir_fd) from None
     finally:
         os.close(fd)
 

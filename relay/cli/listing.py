@@ -81,7 +81,7 @@ Keys; one that is repeated matches any of its values:
   from: to: with:                 sender, recipient, one of both
   is:unread  is:held              in the inbox, not read; not in it yet
   is:open  is:overdue             the recipient owes an answer; it is overdue
-  is:late                         the answer came after a reminder
+  is:late  is:removed             answered after a reminder; gone from the inbox unread
   is:failed                       a nack, no answer at all, or one of the next four
   is:refused is:dead is:expired is:bounced
   kind: thread: re: channel: topic: has:attachment

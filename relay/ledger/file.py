@@ -40,6 +40,7 @@ AT_ONCE = 256  # rows fetched at once when iterating
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 UNWRITABLE = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 DISK_FULL = "free some space: nothing is lost, and a running relay continues by itself"
+WAL_INDEX_BYTES = 32 << 10  # the least -shm of a ledger that a process has open
 LEAST_FREE_BYTES = 64 << 10  # even a reader needs room, for the index of the WAL
 REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
 
@@ -204,8 +205,8 @@ def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128
 def connect_readonly(path: str) -> Connection:
     """Connect without the right to write; the caller manages transactions.
 
-    SQLite creates a -shm beside a ledger to read it. Where it cannot, and there is no -wal, no
-    process has the ledger open, and it is opened as immutable.
+    SQLite creates a -shm beside a ledger to read it. Where it cannot, and no process has the ledger
+    open, it is opened as immutable.
     """
     return connect(path, uri=readonly_uri(path))
 
@@ -213,8 +214,10 @@ def connect_readonly(path: str) -> Connection:
 def readonly_uri(path: str) -> str:
     """SQLite's URI of a ledger that is only read."""
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    is_immutable = _is_read_only(path) and not os.path.exists(path + "-wal")
-    return f"file:{quoted}?{'mode=ro&immutable=1' if is_immutable else 'mode=ro'}"
+    cannot_create = _is_read_only(path) or _is_disk_full(path)
+    is_open = _size(path + "-wal") or _size(path + "-shm") >= WAL_INDEX_BYTES
+    mode = "mode=ro&immutable=1" if cannot_create and not is_open else "mode=ro"
+    return f"file:{quoted}?{mode}"
 
 
 def open_readonly(path: str) -> Connection:
@@ -268,6 +271,13 @@ def require_migratable(path: str, version: int) -> None:
 def _is_read_only(path: str) -> bool:
     """True if no file can be created beside it: another user's folder, a read-only disk."""
     return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def content(db: sqlite3.Connection) -> LedgerContent:

@@ -231,3 +231,21 @@ def test_a_ledger_on_a_read_only_disk_is_read(
     with contextlib.closing(open_readonly(str(path))) as db:
         assert db.execute("SELECT count(*) FROM messages").fetchone()[0] == 0
         assert os.listdir(tmp_path) == ["ledger.db"]  # no -shm was needed
+
+
+def test_a_ledger_on_a_full_disk_is_read_as_it_is(
+    ledger_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No -shm can be filled; what SQLite left of one that it tried to make is in nobody's use."""
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    ledger = Ledger.open(ledger_path)
+    record(ledger, 1)
+    with contextlib.closing(open_readonly(ledger_path)) as db:  # a relay has it: its WAL counts
+        assert db.execute("SELECT count(*) FROM messages").fetchone()[0] == 1
+    ledger.close()
+    Path(ledger_path + "-wal").touch()
+    Path(ledger_path + "-shm").write_bytes(b"...")
+    with contextlib.closing(open_readonly(ledger_path)) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone()[0] == 1
+    assert Path(ledger_path + "-shm").read_bytes() == b"..."
