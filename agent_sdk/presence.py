@@ -45,11 +45,14 @@ def with_remedy(error: RelayError) -> RelayError:
 def open_home(given: str | os.PathLike[str] | None) -> tuple[Home, RelayError | None]:
     """Open the home of this process, and return it with the error for taking messages from it.
 
-    Errors: HomeMissing; UnsafePath for a home that is refused.
+    Errors: HomeMissing, also for an empty path, as of an unset variable; UnsafePath for a home
+    that is refused.
     """
     path = os.fspath(given) if given is not None else None
     doubt = None if path else two_homes()
     try:
+        if path == "":
+            raise HomeMissing("home is empty: expected the path of a directory, or None")
         return Home(default_root(path)), doubt and with_remedy(doubt)
     except HomeMissing as exc:
         raise with_remedy(exc) from None

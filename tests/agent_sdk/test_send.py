@@ -312,6 +312,12 @@ def test_an_uncaught_error_shows_its_remedy(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_path_is_no_home() -> None:
+    """It comes from an unset variable; the usual home would be another one than was meant."""
+    with pytest.raises(HomeMissing, match="home is empty: expected the path of a directory"):
+        Agent("alice", home="")
+
+
 @pytest.mark.damages
 def test_waiting_with_a_damaged_ledger_is_a_ledger_error(alice: Agent) -> None:
     Path(alice.home, "ledger.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
