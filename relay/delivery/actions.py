@@ -44,7 +44,6 @@ from relay.delivery.values import (
     ControlReply,
     Effects,
     IdleRequest,
-    KeyRegistration,
     Pack,
     Prune,
 )
@@ -408,10 +407,13 @@ def _register_key(command: ControlCommand, store: Engine | None = None) -> Contr
         raise Refused(
             f"KEY {word[:80]!r} is not a valid public key: expected 64 hex digits, or {NO_KEY}"
         )
-    registered = KeyRegistration(name, "" if word == NO_KEY else word)
-    path, detail = f"agents/{name}/meta.json", f"{command.sender} says: {registered}"
+    key = "" if word == NO_KEY else word
+    text = f"no key is registered for {name} any more"
+    if key:
+        text = f"the key {key} is registered for {name}"
+    path, detail = f"agents/{name}/meta.json", f"{command.sender} says: {text}"
     incident = Incident(IncidentKind.KEY_CONFIRMED, name, path, detail)
-    return ControlReply(True, str(registered), Effects((incident,), key=registered))
+    return ControlReply(True, text, Effects((incident,), key=(name, key)))
 
 
 # -- agents ----------------------------------------------------------------------------------

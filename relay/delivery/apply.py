@@ -93,7 +93,8 @@ class StoreWriter:
         files, held = plan.files, list[HeldDelivery]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
-            stored = self._accept(plan.draft, inbound.file.agent, inbound.origin())
+            answers = plan.answer.original if plan.answer is not None else None
+            stored = self._accept(plan.draft, inbound.file.agent, inbound.origin(), answers)
             files = tuple(map(partial(replace, number=stored.id), files))
         elif plan.message_id:
             stored = self._store.messages.find_by_relay_id(plan.message_id)
@@ -104,11 +105,11 @@ class StoreWriter:
             if waits or self._store.deliveries.is_held(stored.id):
                 files, held = self._hold(stored, files, plan.inbound.seen_at)
         effects, own = plan.effects, plan.messages
-        if plan.command is not None and not plan.command.is_done and stored is not None:
-            given = self._orchestrator.carry_out(plan.command.message, plan.subject)
+        if plan.command is not None and not plan.is_carried_out and stored is not None:
+            given = self._orchestrator.carry_out(plan.command, plan.subject)
             effects = replace(given.effects, may_repeat=effects.may_repeat)
             held += self._sticky_copies()
-            deliveries, relay, at = self._store.deliveries, [ORCHESTRATOR], plan.command.at_ns
+            deliveries, relay, at = self._store.deliveries, [ORCHESTRATOR], plan.subject.at_ns
             deliveries.deliver(stored.id, relay, at_ns=at)
             if self._store.messages.expects_ack(stored):
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
@@ -130,7 +131,13 @@ class StoreWriter:
         every = [(file, name) for file in files for name in file.recipients]
         return (), [HeldDelivery(file.message_id, name, why, due) for file, name in every]
 
-    def _accept(self, draft: Draft, sender: str, origin: Origin | None = None) -> Message:
+    def _accept(
+        self,
+        draft: Draft,
+        sender: str,
+        origin: Origin | None = None,
+        answers: Message | None = None,
+    ) -> Message:
         """Store a message; its channel is created or joined if necessary."""
         store, route = self._store, draft.route
         channel = store.channels.find_by_name(route.channel)
@@ -147,7 +154,7 @@ class StoreWriter:
             draft.message,
             recipients=route.recipients,
             origin=origin,
-            answers=route.answers,
+            answers=answers,
         )
 
     def _record_answer(self, subject: Subject, answer: Answer) -> None:
@@ -159,7 +166,7 @@ class StoreWriter:
             answer.status,
             ends=answer.ends,
             answer=answered,
-            at_ns=answer.at_ns,
+            at_ns=subject.at_ns,
         )
 
     def _sticky_copies(self) -> list[HeldDelivery]:

@@ -15,11 +15,11 @@ import contextlib
 from relay.acomm.model import Delivery, DeliveryState
 from relay.base.errors import MessageError, Refused, UnsafePath
 from relay.base.home import Dirs, Home
-from relay.base.message import Kind, command_fields
+from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector, was_taken
-from relay.delivery.values import NO_EFFECTS, Cancellation, Command, ControlReply, Effects
+from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED
 from relay.ledger.deliveries import DeliveryRow
@@ -28,12 +28,12 @@ from relay.ledger.ledger import Ledger
 CANCEL = "message.cancel"  # its ACTION
 
 
-def is_cancel(command: Command) -> bool:
+def is_cancel(command: MessageFile) -> bool:
     """True for the command that takes a message back."""
-    if command.message.kind is not Kind.COMMAND:
+    if command.kind is not Kind.COMMAND:
         return False
     with contextlib.suppress(MessageError):
-        return command_fields(command.message).get("ACTION", "").lower() == CANCEL
+        return command_fields(command).get("ACTION", "").lower() == CANCEL
     return False
 
 

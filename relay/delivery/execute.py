@@ -212,17 +212,17 @@ class PlanExecutor:
         left: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
         for applied in batch:
-            plan, changes = applied.plan, applied.plan.changes
+            plan = applied.plan
             for file in applied.files:
                 for recipient in file.recipients:
                     if (file.message_id, recipient) not in applied.undelivered:
                         ready.append((file.number, recipient, file.attempt or 1))
-            if changes.bounced:
-                self._bounce(plan.message_id, changes.bounced)
-            for ended in changes.ended:
+            if plan.bounced:
+                self._bounce(plan.message_id, plan.bounced)
+            for ended in plan.ended:
                 if not self._end(ended):
                     left.append(_end_of(ended))
-            for reminder in changes.reminders:
+            for reminder in plan.reminders:
                 self._remind(reminder)
             if plan.refusal and plan.inbound is not None:
                 self._store.apply(
@@ -336,17 +336,17 @@ class PlanExecutor:
         metrics, now = self._metrics, self._clock.now_ns()
         files = refused = 0
         for applied in batch:
-            inbound, changes = applied.plan.inbound, applied.plan.changes
+            plan, inbound = applied.plan, applied.plan.inbound
             if inbound is not None:
                 files += 1
-                if applied.plan.refusal:
+                if plan.refusal:
                     refused += 1
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
             metrics.held += len(applied.undelivered)
-            metrics.bounced += len(changes.bounced)
-            metrics.acked += applied.plan.answer is not None
-            for ended in changes.ended:
+            metrics.bounced += len(plan.bounced)
+            metrics.acked += plan.answer is not None
+            for ended in plan.ended:
                 metrics.bounced += ended.state is DeliveryState.BOUNCED
                 metrics.expired += ended.state is DeliveryState.EXPIRED
                 metrics.dead += ended.state is DeliveryState.DEAD

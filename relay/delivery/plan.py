@@ -16,17 +16,14 @@ from relay.acomm.model import ChannelType, Delivery, DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory, StatusChange
 from relay.base.clock import NS_PER_S
 from relay.base.incidents import Refusal, RefusalCode
-from relay.base.message import Kind, MessageFile, command_fields
+from relay.base.message import ANSWERS, Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
 from relay.delivery import router
 from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
-from relay.delivery.router import Bounce
 from relay.delivery.values import (
     NO_EFFECTS,
     Answer,
-    Command,
-    DeliveryChanges,
     Draft,
     Effects,
     EndedDelivery,
@@ -59,19 +56,24 @@ def plan_file(inbound: Inbound, directory: Directory, store: Engine) -> Plan:
     if ttl_s and stored is None and inbound.seen_at > inbound.sent_at + ttl_s * NS_PER_S:
         reason = f"its TTL of {ttl_s} s passed before it could be delivered"
         return refuse(inbound, Refusal(RefusalCode.EXPIRED, reason))
-    route = router.route(message, sender, directory, store)
-    if isinstance(route, Bounce) and stored is not None:
-        route = router.route_again(sender, sorted(store.messages.recipients(stored.id)))
+    route: Route | Refusal
+    if message.kind in ANSWERS:
+        route, original = router.route_answer(message, sender, directory, store)
+    else:
+        route, original = router.route(message, sender, directory, store), None
+    if isinstance(route, Refusal) and stored is not None:
+        recipients = sorted(store.messages.recipients(stored.id))
+        route, original = router.route_again(sender, recipients), None
     if stored is None and "NOT-BEFORE" in message.headers and isinstance(route, Route):
         if refusal := router.check_not_before(inbound, message, route, store):
             return refuse(inbound, refusal)
-    if stored is None and route.answers is not None:
-        if refusal := router.check_choice(inbound, message, route.answers, store):
+    if stored is None and original is not None:
+        if refusal := router.check_choice(inbound, message, original, store):
             return refuse(inbound, refusal)
-    answer = None if route.answers is None else _answer(inbound, message, route.answers)
-    if isinstance(route, Bounce):  # the answer counts, even without its sender
-        return refuse(inbound, Refusal(route.code, route.reason), answer)
-    draft = _draft(inbound, message, route, store) if stored is None else None
+    answer = None if original is None else _answer(message, original)
+    if isinstance(route, Refusal):  # the answer counts, even without its sender
+        return refuse(inbound, route, answer)
+    draft = _draft(inbound, message, route, original, store) if stored is None else None
     effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
     plan = Plan(inbound.subject, inbound, None, draft, answer, effects=effects)
     # else it is long done, and rolled out
@@ -145,9 +147,8 @@ def end_delivery(
     ended: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
-    changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(ended.message_id), changes=changes)
+        return Plan(Subject(ended.message_id), ended=(ended,))
     verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
@@ -160,7 +161,7 @@ def end_delivery(
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
-    return replace(plan, messages=messages, changes=changes)
+    return replace(plan, messages=messages, ended=(ended,))
 
 
 def cancelled_notices(
@@ -210,20 +211,20 @@ def _find_stored(inbound: Inbound, store: Engine) -> Message | None:
     return stored
 
 
-def _answer(inbound: Inbound, message: MessageFile, original: Message) -> Answer:
+def _answer(message: MessageFile, original: Message) -> Answer:
     """The effect of an answer on the delivery that it answers."""
     status, text = router.answer_status(message)
     text = text.replace("\0", "\ufffd")  # SQLite's JSON would end there
     ends = rules.ends_obligation(original, status, message.kind is Kind.RESPONSE)
-    return Answer(original, status, text, ends, inbound.discovered_at)
+    return Answer(original, status, text, ends)
 
 
-def _draft(inbound: Inbound, message: MessageFile, route: Route, store: Engine) -> Draft:
+def _draft(
+    inbound: Inbound, message: MessageFile, route: Route, original: Message | None, store: Engine
+) -> Draft:
     """The message as the engine gets it."""
     at_ns = inbound.discovered_at
-    new = router.new_message(
-        message, inbound.file.message_id, at_ns, route.answers, inbound.sent_at
-    )
+    new = router.new_message(message, inbound.file.message_id, at_ns, original, inbound.sent_at)
     if route.recipients is None:
         channel = store.channels.find_by_name(route.channel)
         assert channel is not None  # the route was made from it
@@ -276,8 +277,7 @@ def _plan_deliveries(
         number = stored.id if stored else 0
         files = (OutgoingFile(inbound.file.message_id, number, data, tuple(targets)),)
     if absent or messages:
-        changes = DeliveryChanges(bounced=absent)
-        plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
+        plan = replace(plan, messages=(*plan.messages, *messages), bounced=absent)
     return replace(plan, files=files) if files else plan
 
 
@@ -296,14 +296,15 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
             effects = replace(effects, may_repeat=plan.effects.may_repeat)
         return replace(
             plan,
-            command=Command(message, plan.subject.at_ns, is_done=True),
+            command=message,
+            is_carried_out=True,
             messages=(  # they say what they said then
                 reply(plan.subject, kind, ""),
                 *cancelled_notices(plan.subject, effects.cancelled, store),
             ),
             effects=effects,
         )
-    return replace(plan, command=Command(message, plan.subject.at_ns))
+    return replace(plan, command=message)
 
 
 def _no_recipients(message: MessageFile, route: Route, store: Engine) -> str:

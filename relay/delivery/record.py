@@ -248,7 +248,7 @@ class LedgerWriter:
         if answer.original.id in self._store.state.deliveries:
             return []
         deliveries, message_id = self._ledger.deliveries, answer.original.relay_id or ""
-        sender, at = plan.subject.agent, answer.at_ns
+        sender, at = plan.subject.agent, plan.subject.at_ns
         row = deliveries.rows([message_id]).get(message_id, {}).get(sender)
         if row is None:
             return []

@@ -244,7 +244,7 @@ class RetryQueue:
                         message_id=file.message_id,
                         recipients=reached,
                     )
-            for ended in applied.plan.changes.ended:
+            for ended in applied.plan.ended:
                 self._log(
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",

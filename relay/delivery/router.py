@@ -17,9 +17,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Metadata, Priority
 from relay.agents.status import Directory
@@ -27,7 +24,6 @@ from relay.base.clock import NS_PER_MS, NS_PER_S, iso_time, later_time
 from relay.base.errors import FormatError
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import (
-    ANSWERS,
     CHANNEL_KINDS,
     FOR_ORCHESTRATOR,
     SIGNATURE_PREFIX,
@@ -76,18 +72,10 @@ _KNOWN_HEADERS = frozenset(
 )
 
 
-class Bounce(NamedTuple):
-    """A message without recipients: a code, the reason and a hint."""
-
-    code: RefusalCode
-    reason: str
-    answers: Message | None = None  # what it answers all the same: its sender alone is gone
-
-
-def route(message: MessageFile, sender: str, directory: Directory, store: Engine) -> Route | Bounce:
-    """Choose the recipients of one message."""
-    if message.kind in ANSWERS:
-        return _route_answer(message, sender, directory, store)
+def route(
+    message: MessageFile, sender: str, directory: Directory, store: Engine
+) -> Route | Refusal:
+    """Choose the recipients of a message that is not an answer; or why it has none."""
     if message.kind in CONTROL_KINDS and message.to != ORCHESTRATOR:
         return _route_control(message, sender)
     if message.to == EVERYONE:
@@ -106,7 +94,7 @@ def route(message: MessageFile, sender: str, directory: Directory, store: Engine
     if _is_alias(message, directory, store):
         name = directory.lead or lead_by_name(directory.agents)
         if not name:
-            return Bounce(
+            return Refusal(
                 RefusalCode.NO_RECIPIENT,
                 "no lead is set; choose one with `relay register NAME --role lead`, "
                 "or the setting `lead` in config.json",
@@ -124,7 +112,7 @@ def _is_alias(message: MessageFile, directory: Directory, store: Engine) -> bool
     return original is None or original.sender != to
 
 
-def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
+def _route_control(message: MessageFile, sender: str) -> Route | Refusal:
     """The route of a control message, or the reason why it cannot go to an agent."""
     where = ORCHESTRATOR
     if message.kind in CHANNEL_KINDS:
@@ -132,18 +120,18 @@ def _route_control(message: MessageFile, sender: str) -> Route | Bounce:
             return _direct(sender, ORCHESTRATOR)
         where = f"#channel, or {ORCHESTRATOR}"
     reason = f"KIND {message.kind} is for the relay itself: send it TO: {where}"
-    return Bounce(RefusalCode.MALFORMED, reason)
+    return Refusal(RefusalCode.MALFORMED, reason)
 
 
-def _route_direct(name: str, sender: str, directory: Directory) -> Route | Bounce:
+def _route_direct(name: str, sender: str, directory: Directory) -> Route | Refusal:
     if name == ORCHESTRATOR:
         return _direct(sender, ORCHESTRATOR)
     if name == sender:
-        return Bounce(RefusalCode.TO_ITSELF, "an agent cannot send a message to itself")
+        return Refusal(RefusalCode.TO_ITSELF, "an agent cannot send a message to itself")
     if name in directory.unavailable:
-        return Bounce(RefusalCode.RECIPIENT_AWAY, directory.unavailable[name])
+        return Refusal(RefusalCode.RECIPIENT_AWAY, directory.unavailable[name])
     if name not in directory.agents:
-        return Bounce(RefusalCode.NO_RECIPIENT, _no_agent(name, directory))
+        return Refusal(RefusalCode.NO_RECIPIENT, _no_agent(name, directory))
     return _direct(sender, name)
 
 
@@ -168,15 +156,15 @@ def _direct(sender: str, other: str) -> Route:
     return Route(direct_channel_name(sender, other), ChannelType.DIRECT, (sender, other), (other,))
 
 
-def _route_channel(name: str, store: Engine) -> Route | Bounce:
+def _route_channel(name: str, store: Engine) -> Route | Refusal:
     if name.startswith(DIRECT_PREFIX):
         reason = f"#{name} is a direct channel: write to the agent by its name"
-        return Bounce(RefusalCode.CHANNEL, reason)
+        return Refusal(RefusalCode.CHANNEL, reason)
     if name == EVERYONE_CHANNEL:
-        return Bounce(RefusalCode.CHANNEL, f"#{name} means every agent: write TO: {EVERYONE}")
+        return Refusal(RefusalCode.CHANNEL, f"#{name} means every agent: write TO: {EVERYONE}")
     channel = store.channels.find_by_name(name)
     if channel is None:
-        return Bounce(
+        return Refusal(
             RefusalCode.CHANNEL,
             f"channel {name} does not exist: `relay channel create {name}` creates it "
             "(or a message of KIND join or subscribe to it)",
@@ -184,14 +172,50 @@ def _route_channel(name: str, store: Engine) -> Route | Bounce:
     return Route(name, channel.channel_type, shown_channel=name)
 
 
-def _route_answer(
+def route_answer(
     message: MessageFile, sender: str, directory: Directory, store: Engine
-) -> Route | Bounce:
-    """Route an answer through the channel of its original, to the original's sender alone."""
+) -> tuple[Route | Refusal, Message | None]:
+    """Route an answer through the channel of its original, to the original's sender alone.
+
+    Returns also the original: the answer counts, even if it cannot be delivered.
+    """
     original = find_original(message, sender, store)
-    if isinstance(original, Bounce):
-        return original
+    if isinstance(original, Refusal):
+        return original, None
+    return _route_back(original, sender, directory, store), original
+
+
+def _route_back(
+    original: Message, sender: str, directory: Directory, store: Engine
+) -> Route | Refusal:
     channel = store.channels.find(original.channel_id)
+    if original.sender in directory.unavailable:
+        return Refusal(
+            RefusalCode.RECIPIENT_AWAY,
+            f"{directory.unavailable[original.sender]}; its message is recorded as answered",
+        )
+    if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
+        return Refusal(
+            RefusalCode.NO_RECIPIENT,
+            f"its sender {original.sender} is no longer an agent; it is recorded as answered",
+        )
+    # who has left does not join again by answering
+    if not store.channels.is_participant(channel.id, sender):
+        return _direct(sender, original.sender)
+    return Route(
+        channel.name,
+        channel.channel_type,
+        (),
+        (original.sender,),
+        shown_channel=None if channel.channel_type is ChannelType.DIRECT else channel.name,
+    )
+
+
+def find_original(message: MessageFile, sender: str, store: Engine) -> Message | Refusal:
+    """The message that an answer answers; a refusal if there is none, or none of its kind."""
+    original = _find_asked(message, sender, store)
+    if isinstance(original, Refusal):
+        return original
     if message.kind is Kind.RESPONSE:
         if original.message_type is not MessageType.QUERY:
             return _answers_nothing(
@@ -203,33 +227,11 @@ def _route_answer(
         if (original.metadata or {}).get("kind") == Kind.REMINDER:
             why = "it is a reminder; answer the message that its RE names"
         return _answers_nothing(f"{_relay_id(original)} does not expect an acknowledgment: {why}")
-    if original.sender in directory.unavailable:
-        return Bounce(
-            RefusalCode.RECIPIENT_AWAY,
-            f"{directory.unavailable[original.sender]}; its message is recorded as answered",
-            original,
-        )
-    if original.sender != ORCHESTRATOR and original.sender not in directory.agents:
-        return Bounce(
-            RefusalCode.NO_RECIPIENT,
-            f"its sender {original.sender} is no longer an agent; it is recorded as answered",
-            original,
-        )
-    # who has left does not join again by answering
-    if not store.channels.is_participant(channel.id, sender):
-        return replace(_direct(sender, original.sender), answers=original)
-    return Route(
-        channel.name,
-        channel.channel_type,
-        (),
-        (original.sender,),
-        answers=original,
-        shown_channel=None if channel.channel_type is ChannelType.DIRECT else channel.name,
-    )
+    return original
 
 
-def find_original(message: MessageFile, sender: str, store: Engine) -> Message | Bounce:
-    """The message that an answer answers: named by RE, or the only one in THREAD awaiting it."""
+def _find_asked(message: MessageFile, sender: str, store: Engine) -> Message | Refusal:
+    """The message that RE names, or the only one in THREAD that awaits an answer."""
     relay_id = message.headers.get("RE")
     if relay_id is not None:
         try:
@@ -260,8 +262,8 @@ def find_original(message: MessageFile, sender: str, store: Engine) -> Message |
     return waiting[0]
 
 
-def _answers_nothing(reason: str) -> Bounce:
-    return Bounce(RefusalCode.ANSWERS_NOTHING, reason)
+def _answers_nothing(reason: str) -> Refusal:
+    return Refusal(RefusalCode.ANSWERS_NOTHING, reason)
 
 
 def check_not_before(

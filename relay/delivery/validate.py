@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -109,7 +108,8 @@ class Validator:
         file = inbound.file
         fault = self._keys.check(file.agent, inbound.file.message_id, signed)
         if fault is not None:
-            return _refused(inbound, fault.kind, file.path, fault.refusal)
+            kind, refusal = fault
+            return _refused(inbound, kind, file.path, refusal)
         if not self._invalid or file.key not in self._invalid:
             return inbound
         reference, wrong = self._invalid[file.key]
@@ -297,13 +297,6 @@ def _says_the_same(inbound: Inbound, row: MessageRow) -> bool:
     )
 
 
-class SignatureFault(NamedTuple):
-    """Why a signature is refused."""
-
-    kind: IncidentKind
-    refusal: Refusal
-
-
 class SigningKeys:
     """The registered public keys. Owned by the loop.
 
@@ -369,8 +362,10 @@ class SigningKeys:
             )
         self.load()
 
-    def check(self, agent: str, message_id: str, message: MessageFile) -> SignatureFault | None:
-        """The reason why a signature is not accepted, or None."""
+    def check(
+        self, agent: str, message_id: str, message: MessageFile
+    ) -> tuple[IncidentKind, Refusal] | None:
+        """The incident, and the reason why a signature is not accepted; None if it is."""
         signature = message.headers.get("SIGNATURE")
         key = self._keys.get(agent)
         if signature is None:
@@ -394,9 +389,8 @@ class SigningKeys:
             f"SIGNATURE does not match the key registered for {agent} "
             f"({key_id(bytes.fromhex(key))}), over this sender, id, TO and body"
         )
-        refusal = Refusal(RefusalCode.BAD_SIGNATURE, reason)
-        return SignatureFault(IncidentKind.BAD_SIGNATURE, refusal)
+        return IncidentKind.BAD_SIGNATURE, Refusal(RefusalCode.BAD_SIGNATURE, reason)
 
 
-def _unsigned(reason: str) -> SignatureFault:
-    return SignatureFault(IncidentKind.UNSIGNED, Refusal(RefusalCode.UNSIGNED, reason))
+def _unsigned(reason: str) -> tuple[IncidentKind, Refusal]:
+    return IncidentKind.UNSIGNED, Refusal(RefusalCode.UNSIGNED, reason)

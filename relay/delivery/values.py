@@ -210,7 +210,6 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     channel_type: ChannelType
     members: tuple[str, ...] = ()  # to be members before it is sent
     recipients: tuple[str, ...] | None = None  # None: determined by the channel's type
-    answers: Message | None = None
     shown_channel: str | None = None  # the CHANNEL header of the delivered file
 
 
@@ -228,15 +227,6 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     status: str  # received, in_progress, completed, failed
     text: str  # its first line
     ends: bool  # nothing is owed after it
-    at_ns: int  # Unix nanoseconds: when its file was first claimed
-
-
-class Command(msgspec.Struct, frozen=True, gc=False):
-    """A message that the orchestrator carries out, once."""
-
-    message: MessageFile
-    at_ns: int  # Unix nanoseconds: when its file was first claimed
-    is_done: bool = False  # it was carried out before a crash
 
 
 class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
@@ -270,26 +260,6 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
     recipient: str
     reminders: int  # with this one
     due_ms: int  # when it is overdue again; 0: given up
-
-
-class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
-    """Changes of deliveries beside those that files are written for."""
-
-    bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
-    ended: tuple[EndedDelivery, ...] = ()
-    reminders: tuple[Reminder, ...] = ()
-
-
-class KeyRegistration(NamedTuple):
-    """The public key of an agent from now on; empty: none."""
-
-    name: str
-    public_key: str
-
-    def __str__(self) -> str:
-        if not self.public_key:
-            return f"no key is registered for {self.name} any more"
-        return f"the key {self.public_key} is registered for {self.name}"
 
 
 class IdleRequest(NamedTuple):
@@ -353,7 +323,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     may_repeat: bool = False  # the incidents may have been recorded before a crash
     status_note: str | None = None  # the sender's own status text
     status_change: StatusChange | None = None
-    key: KeyRegistration | None = None
+    key: tuple[str, str] | None = None  # of an agent from now on; an empty one: none
     requests: tuple[ProcessRequest, ...] = ()  # processes to be started or ended
     process: ProcessRow | None = None  # its new row
     closed_intents: tuple[int, ...] = ()
@@ -364,6 +334,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_EFFECTS = Effects()
+NOBODY_BOUNCED: Mapping[str, str] = {}
 
 
 class ControlReply(msgspec.Struct, frozen=True, gc=False):
@@ -385,9 +356,12 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     draft: Draft | None = None  # None: nothing to be stored, or stored before
     answer: Answer | None = None
     files: tuple[OutgoingFile, ...] = ()
-    command: Command | None = None
+    command: MessageFile | None = None  # for the orchestrator
+    is_carried_out: bool = False  # the command was, before a crash
     messages: tuple[SystemMessage, ...] = ()
-    changes: DeliveryChanges = DeliveryChanges()
+    bounced: Mapping[str, str] = NOBODY_BOUNCED  # recipients that are gone -> why
+    ended: tuple[EndedDelivery, ...] = ()
+    reminders: tuple[Reminder, ...] = ()
     effects: Effects = NO_EFFECTS
 
     @property

@@ -9,8 +9,8 @@ from typing import Any
 from relay.base.clock import NS_PER_S
 from relay.base.config import DetectionSettings, LimitSettings
 from relay.base.home import Home
+from relay.base.incidents import Refusal
 from relay.delivery.intake import Intake
-from relay.delivery.router import Bounce
 from relay.delivery.values import Inbound
 from tests.fakes import FakeClock
 
@@ -96,6 +96,6 @@ def reason(looks: list[Inbound]) -> str:
 
 def bounce(result: object) -> str:
     """Why the router found no recipient."""
-    assert isinstance(result, Bounce), result
+    assert isinstance(result, Refusal), result
     assert "\n" not in result.reason
     return result.reason

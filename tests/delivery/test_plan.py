@@ -72,7 +72,7 @@ def test_a_plan_for_the_orchestrator_is_a_command(talk: Table, kind: str) -> Non
     text = f"TO: __orchestrator__\nKIND: {kind}\nNAME: worker\nACTION: list\n\nCHANNEL: new"
     before = talk.store.snapshot()
     made = talk.plan(text)
-    assert made.command is not None and not made.command.is_done
+    assert made.command is not None and not made.is_carried_out
     assert (made.files, made.messages, made.refusal) == ((), (), None)
     assert talk.store.snapshot() == before
 
@@ -116,7 +116,7 @@ def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
     made = talk.plan("TO: *\n\nhi", directory=directory)
     assert made.draft is not None and made.draft.route.recipients == ("operator",)
     made = talk.plan("TO: #team\n\nhi", directory=directory)
-    assert dict(made.changes.bounced) == {"bob": "bob is retired"}
+    assert dict(made.bounced) == {"bob": "bob is retired"}
     assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
 
 
@@ -155,7 +155,7 @@ def test_a_command_carried_out_before_is_answered_as_then(talk: Table) -> None:
     text = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob"
     first = talk.decide(text, "operator", number=9)
     again = talk.plan(text, "operator", number=9, row=Row.REPEATED)
-    assert again.command is not None and again.command.is_done
+    assert again.command is not None and again.is_carried_out
     (reply,) = again.messages
     assert (reply.message.kind, reply.message_id) == (Kind.ACK, first.files[0].message_id)
     assert again.effects.status_change == first.effects.status_change is not None
@@ -178,7 +178,7 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
     ended = EndedDelivery(1, sent(1), "bob", state, 1, "too late")
     store = talk.store
     made = end_delivery(ended, row_of(1), Directory(AGENTS), store)
-    assert made.changes.ended == (ended,)
+    assert made.ended == (ended,)
     nack, *published = made.messages
     assert nack.recipients == ("alice",) and b"not delivered to bob: too late" in nack.message.body
     assert [one.recipients for one in published] == [("carol",)] * (state is DeliveryState.DEAD)
@@ -200,10 +200,10 @@ def test_an_overdue_answer_is_reminded_of(talk: Table, reminders: int, is_last: 
     talk.store.state.owed[message.id] = {"bob": owed}
     overdue = [OverdueAnswer(message, "bob", owed, next_due_ms=7)]
     made = remind(overdue, Directory(AGENTS), talk.store, AT_NS)
-    (change,) = made.changes.reminders
+    (change,) = made.reminders
     assert (change.recipient, change.due_ms) == ("bob", 0 if is_last else 7)
     to = [(one.message.to, one.message.kind) for one in made.messages]
     assert to == [("bob", Kind.REMINDER)] * (not is_last) + [("alice", Kind.NOTIFICATION)]
     gone = remind(overdue, Directory(AGENTS - {"bob"}), talk.store, AT_NS)
-    assert gone.changes.reminders[0].due_ms == 0  # given up
+    assert gone.reminders[0].due_ms == 0  # given up
     assert b"no longer awaited: bob is no longer an agent" in gone.messages[0].message.body

@@ -9,9 +9,10 @@ import pytest
 
 from relay.acomm.model import Channel, ChannelType, DeliveryState, Message, MessageType, Priority
 from relay.agents.status import Directory
+from relay.base.incidents import Refusal
 from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR, uuid4_of
-from relay.delivery.router import Bounce, find_original, new_message, route
+from relay.delivery.router import find_original, new_message, route_answer
 from relay.delivery.values import Route
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
@@ -55,9 +56,10 @@ class Talk:
 
     def answer(
         self, kind: Kind, sender: str = "bob", directory: Directory = AGENTS, **headers: str
-    ) -> Route | Bounce:
+    ) -> Route | Refusal:
         message = MessageFile("whoever", kind, headers, b"received")
-        return route(message, sender, directory, self.store)
+        found, self.answered = route_answer(message, sender, directory, self.store)
+        return found
 
 
 @pytest.fixture
@@ -76,9 +78,9 @@ def test_an_ack_goes_to_who_asked_alone_whatever_to_says(talk: Talk, kind: Kind)
         ChannelType.GROUP,
         (),  # an answer is no reason to join
         ("alice",),
-        answers=asked,
         shown_channel="team",
     )
+    assert talk.answered == asked
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_who_expects_an_answer(talk: Talk, answer: Kind, asked: MessageType, say
         return
     assert isinstance(found, Route)
     assert (found.channel, found.shown_channel) == ("dm/alice/bob", None)  # between two
-    assert (found.recipients, found.answers) == (("alice",), message)
+    assert (found.recipients, talk.answered) == (("alice",), message)
 
 
 def test_an_answer_to_what_nobody_knows(talk: Talk) -> None:
@@ -123,16 +125,18 @@ def test_an_answer_of_one_who_has_left_the_group_goes_between_the_two(talk: Talk
     asked = talk.ask()
     talk.store.channels.leave(talk.group.id, "bob")
     assert talk.answer(Kind.ACK, RE=ASKED) == Route(
-        "dm/alice/bob", ChannelType.DIRECT, ("bob", "alice"), ("alice",), answers=asked
+        "dm/alice/bob", ChannelType.DIRECT, ("bob", "alice"), ("alice",)
     )
+    assert talk.answered == asked
 
 
 def test_an_answer_to_one_who_has_left(talk: Talk) -> None:
-    talk.ask()
+    asked = talk.ask()
     here = Directory(frozenset({"bob", "carol"}))
     assert bounce(talk.answer(Kind.ACK, directory=here, RE=ASKED)) == (
         "its sender alice is no longer an agent; it is recorded as answered"
     )
+    assert talk.answered == asked
 
 
 def test_an_answer_to_the_orchestrator(talk: Talk) -> None:
@@ -153,7 +157,7 @@ def test_a_thread_with_one_that_awaits_is_enough(talk: Talk) -> None:
     talk.ask(MessageType.COMMAND, ASKED + "1", "t-1", sender="bob")
     talk.ask(MessageType.COMMAND, ASKED + "2", "t-2")
     found = talk.answer(Kind.ACK, THREAD="t-1")
-    assert isinstance(found, Route) and found.answers == asked
+    assert isinstance(found, Route) and talk.answered == asked
 
 
 @pytest.mark.parametrize("thread", ["none", UUID])
@@ -169,7 +173,7 @@ def test_of_two_that_await_re_names_one(talk: Talk) -> None:
     second = talk.ask(relay_id=ASKED + "0", thread="t-1")
     assert "has 2 messages" in bounce(talk.answer(Kind.ACK, THREAD="t-1"))
     found = talk.answer(Kind.ACK, THREAD="t-1", RE=ASKED + "0")
-    assert isinstance(found, Route) and found.answers == second
+    assert isinstance(found, Route) and talk.answered == second
 
 
 def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:
@@ -178,7 +182,7 @@ def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:
     talk.store.deliveries.move(first.id, ["bob"], DeliveryState.ACKNOWLEDGED)
     found = talk.answer(Kind.ACK, THREAD="t-1")
     assert isinstance(found, Route)
-    assert found.answers is not None and found.answers.id == second.id
+    assert talk.answered is not None and talk.answered.id == second.id
     assert "has 2 messages" in bounce(talk.answer(Kind.ACK, "carol", THREAD="t-1"))
 
 
