@@ -38,7 +38,7 @@ from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
 from relay.ledger import TAKEN
-from relay.ledger.deliveries import DeliveryRow
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger
 
 Key = tuple[int, str]  # number of a message in the store, recipient
@@ -109,12 +109,12 @@ class InboxRepair:
                 how = row.read_how or TAKEN
                 self._store.deliveries.receive(number, recipient, how, row.read_at)
 
-    def _reads_of(self, deliveries: list[Key]) -> dict[Key, DeliveryRow]:
+    def _reads_of(self, deliveries: list[Key]) -> dict[Key, DeliveryFacts]:
         """The rows of those that the ledger has as read in their present attempt, or a later one:
         the journal has lost that."""
         found = list(self._found(deliveries))
         rows = self._ledger.deliveries.rows({relay_id for _, relay_id, _, _ in found})
-        reads: dict[Key, DeliveryRow] = {}
+        reads: dict[Key, DeliveryFacts] = {}
         for message, relay_id, recipient, attempt in found:
             row = rows.get(relay_id, {}).get(recipient)
             if row is not None and row.state == "read" and row.attempt >= attempt:
@@ -164,7 +164,7 @@ class InboxRepair:
                     if agent in rows:
                         self._clear(agent, message_id, rows[agent])
 
-    def _clear(self, agent: str, message_id: str, row: DeliveryRow) -> None:
+    def _clear(self, agent: str, message_id: str, row: DeliveryFacts) -> None:
         """Errors: OSError, UnsafePath."""
         if row.state not in ENDED:
             return

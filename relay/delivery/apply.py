@@ -49,7 +49,7 @@ from relay.delivery.values import (
 )
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
-from relay.ledger.deliveries import HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts, held_delivery
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
@@ -90,7 +90,7 @@ class StoreWriter:
     def _apply(self, plan: Plan) -> Applied:
         """Store the message and the effect of its answer, carry out its command, store replies."""
         stored: Message | None = None
-        files, held = plan.files, list[HeldDelivery]()
+        files, held = plan.files, list[DeliveryFacts]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             answers = plan.answer.original if plan.answer is not None else None
@@ -120,7 +120,7 @@ class StoreWriter:
 
     def _hold(
         self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int
-    ) -> tuple[tuple[OutgoingFile, ...], list[HeldDelivery]]:
+    ) -> tuple[tuple[OutgoingFile, ...], list[DeliveryFacts]]:
         """The files to be written now, and the deliveries that are not made yet."""
         if stored.not_before_ns > now_ns:
             why, due = waits_for(stored), stored.not_before_ns
@@ -129,7 +129,7 @@ class StoreWriter:
         else:  # its time has passed
             return files, []
         every = [(file, name) for file in files for name in file.recipients]
-        return (), [HeldDelivery(file.message_id, name, why, due) for file, name in every]
+        return (), [held_delivery(file.message_id, name, why, due) for file, name in every]
 
     def _accept(
         self,
@@ -169,7 +169,7 @@ class StoreWriter:
             at_ns=subject.at_ns,
         )
 
-    def _sticky_copies(self) -> list[HeldDelivery]:
+    def _sticky_copies(self) -> list[DeliveryFacts]:
         """Copies for new subscribers, due now."""
         now = self._clock.now_ns()
         copies = [
@@ -177,7 +177,7 @@ class StoreWriter:
             for number, name in self._store.channels.pop_sticky()
         ]
         return [
-            HeldDelivery(copied.relay_id, name, STICKY, now)
+            held_delivery(copied.relay_id, name, STICKY, now)
             for copied, name in copies
             if copied is not None and copied.relay_id is not None
         ]

@@ -22,7 +22,7 @@ from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED
-from relay.ledger.deliveries import DeliveryRow
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger
 
 CANCEL = "message.cancel"  # its ACTION
@@ -125,7 +125,7 @@ class Canceller:
         self.set_aside.clear()
 
 
-def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryRow | None) -> str:
+def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryFacts | None) -> str:
     """The reason why a delivery cannot be cancelled; empty if its file may be unread."""
     if recipient == ORCHESTRATOR:
         return "the relay has carried it out"

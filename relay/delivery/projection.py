@@ -21,7 +21,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, sha256_hex
 from relay.engine import events, rules
 from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
-from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, ReadDelivery
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import FileFacts, Ledger
 from relay.ledger.offers import OfferChange, Ring
 
@@ -57,7 +57,7 @@ class Projection:
         self.rejections: list[tuple[events.FileRefused, int]] = []  # of no row; when, Unix ns
         self.discarded: list[tuple[str, int]] = []  # message id of a dead letter, when
         self._dead: dict[int, list[DeliveryFacts]] = {}  # message -> those given up in this piece
-        self.late_reads: list[ReadDelivery] = []  # of messages that the store no longer has
+        self.late_reads: list[DeliveryFacts] = []  # of messages that the store no longer has
         self.offers: list[OfferChange] = []
         self.rings: list[Ring] = []
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
@@ -204,7 +204,8 @@ class Projection:
 
     def _on_late_read(self, event: events.LateRead) -> None:
         if event.relay_id:
-            read = ReadDelivery(event.relay_id, event.recipient, self._at_ns, event.how)
+            read = DeliveryFacts(event.relay_id, event.recipient, "read", 0)
+            read.read_at, read.read_how = self._at_ns, event.how
             self.late_reads.append(read)
             return
         facts = self._delivery(event.message_id, event.recipient)

@@ -39,7 +39,7 @@ from relay.delivery.record import LedgerWriter
 from relay.engine import events
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED, TAKEN
-from relay.ledger.deliveries import DeliveryFacts, HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts, held_delivery
 from relay.ledger.ledger import Ledger
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
@@ -234,7 +234,7 @@ class ReadDetector:
                 ]
                 deliveries.upsert([facts for facts, row in known if row and row.state == "written"])
                 deliveries.hold(
-                    HeldDelivery(message_id, agent, VANISHED, at)
+                    held_delivery(message_id, agent, VANISHED, at)
                     for (agent, message_id), at in vanished.items()
                 )
             agents.set_mailboxes(seen.items())

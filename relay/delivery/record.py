@@ -31,7 +31,7 @@ from relay.delivery.values import (
 from relay.engine.engine import Engine
 from relay.engine.events import FreshEvent
 from relay.ledger.check import describe_skipped
-from relay.ledger.deliveries import DeliveryFacts, HeldDelivery, ObligationFacts
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
 from relay.ledger.ledger import Ledger
 
 
@@ -131,7 +131,7 @@ class LedgerWriter:
         ledger, deliveries, now = self._ledger, self._ledger.deliveries, self._clock.now_ns()
         senders = set[str]()
         done: list[str] = []
-        held: list[HeldDelivery] = []
+        held: list[DeliveryFacts] = []
         for applied in batch:
             inbound, plan = applied.plan.inbound, applied.plan
             if plan.answer is not None:
@@ -227,20 +227,15 @@ class LedgerWriter:
             with self._ledger.transaction():
                 self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _held(self, applied: Applied, now: int) -> list[HeldDelivery]:
+    def _held(self, applied: Applied, now: int) -> list[DeliveryFacts]:
         """Deliveries that are tried later: their inbox could not be written, or they wait."""
         held = [*applied.held]
-        held += [
-            HeldDelivery(
-                file.message_id,
-                recipient,
-                applied.undelivered[file.message_id, recipient],
-                now + (file.pause_s or FIRST_PAUSE_S) * NS_PER_S,
-            )
-            for file in applied.files
-            for recipient in file.recipients
-            if (file.message_id, recipient) in applied.undelivered
-        ]
+        for file in applied.files:
+            due = now + (file.pause_s or FIRST_PAUSE_S) * NS_PER_S
+            for name in file.recipients:
+                why = applied.undelivered.get((file.message_id, name))
+                if why is not None:
+                    held.append(held_delivery(file.message_id, name, why, due))
         return held
 
     def _late_answer(self, plan: Plan, answer: Answer) -> list[DeliveryFacts]:

@@ -32,7 +32,7 @@ from relay.delivery.values import (
 )
 from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery, RetryDecision
-from relay.ledger.deliveries import DeliveryRow, HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger, MessageRow
 
 ACCEPTED = "accepted before a crash, and not delivered then"
@@ -107,7 +107,12 @@ class HeldQueue:
                 self._ledger.deliveries.release(ids, now)
 
     def _plan(
-        self, dirs: Dirs, held: DeliveryRow, row: MessageRow | None, directory: Directory, now: int
+        self,
+        dirs: Dirs,
+        held: DeliveryFacts,
+        row: MessageRow | None,
+        directory: Directory,
+        now: int,
     ) -> Plan | None:
         """The plan for a due delivery; None if there is nothing to do, or not yet."""
         if row is None:  # removed by hand: it would stay due and keep the loop awake
@@ -133,7 +138,7 @@ class HeldQueue:
 
     def _end_of(
         self,
-        held: DeliveryRow,
+        held: DeliveryFacts,
         stored: Message | None,
         directory: Directory,
         now: int,
@@ -146,7 +151,7 @@ class HeldQueue:
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
-        since = max(held.staged_at, stored.not_before_ns if stored else 0)
+        since = max(held.staged_at or now, stored.not_before_ns if stored else 0)
         age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
         why = held.last_error or ""
         is_ours = why == ACCEPTED or why.startswith(NO_ROOM)  # it fails for no fault of the inbox
@@ -165,10 +170,11 @@ class HeldQueue:
         return self._store.deliveries.is_held(stored.id) and stored.id not in self._released
 
     def _attempt(
-        self, dirs: Dirs, held: DeliveryRow, row: MessageRow, stored: Message | None, now: int
+        self, dirs: Dirs, held: DeliveryFacts, row: MessageRow, stored: Message | None, now: int
     ) -> Plan | None:
         """A plan that delivers it; None if its file cannot be made now, and it is retried later."""
-        pause_s = min(FIRST_PAUSE_S + max(0, now - held.staged_at) // NS_PER_S, MOST_PAUSE_S)
+        age_s = max(0, now - (held.staged_at or now)) // NS_PER_S
+        pause_s = min(FIRST_PAUSE_S + age_s, MOST_PAUSE_S)
         try:
             data = render_retry(dirs, self._store, row, held.attempt)
         except (OSError, UnsafePath, MessageError) as exc:
@@ -178,10 +184,10 @@ class HeldQueue:
         file = OutgoingFile(held.message_id, number, data, (held.recipient,), held.attempt, pause_s)
         return Plan(_subject(row), files=(file,))
 
-    def _hold(self, held: DeliveryRow, reason: str, due_at: int) -> None:
+    def _hold(self, held: DeliveryFacts, reason: str, due_at: int) -> None:
+        held.last_error, held.due_at = reason, due_at
         with self._ledger.transaction():
-            delivery = HeldDelivery(held.message_id, held.recipient, reason, due_at)
-            self._ledger.deliveries.hold([delivery])
+            self._ledger.deliveries.hold([held])
 
 
 class RetryQueue:

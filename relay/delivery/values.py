@@ -33,7 +33,7 @@ from relay.engine.messages import NewMessage
 from relay.journal.tier_plan import JournalCommand
 from relay.ledger import CANCELLED
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
-from relay.ledger.deliveries import HeldDelivery
+from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import FileFacts
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1, 60  # between two tries at what a disk or an inbox refuses
@@ -378,7 +378,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 
     plan: Plan
     files: tuple[OutgoingFile, ...]
-    held: tuple[HeldDelivery, ...]
+    held: tuple[DeliveryFacts, ...]
     effects: Effects
     undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,28 +16,11 @@ from relay.ledger import UNREAD
 from relay.ledger.file import as_json
 
 
-class ReadDelivery(NamedTuple):
-    """A delivery whose file left the inbox."""
-
-    message_id: str
-    recipient: str
-    at_ns: int  # Unix nanoseconds
-    how: str | None = None  # TAKEN or REMOVED; None: unknown
-
-
-class HeldDelivery(NamedTuple):
-    """Why a delivery is held, and when it is tried again (Unix ns)."""
-
-    message_id: str
-    recipient: str
-    reason: str
-    due_at: int
-
-
 class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
-    """New values for a row of ``deliveries``, in the order of the INSERT below; times in Unix ns.
+    """A row of ``deliveries`` as it is read, or its new values; times in Unix ns.
 
-    None leaves the row's value; ``written_at`` clears the error and the due time of before.
+    ``upsert``: None leaves the row's value; ``written_at`` clears the error and the due time of
+    before.
     """
 
     message_id: str
@@ -52,10 +34,15 @@ class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
     ack_status: str | None = None
     last_error: str | None = None
     due_at: int | None = None  # None: of one that is held, it is not known yet
-    read_how: str | None = None
+    read_how: str | None = None  # TAKEN or REMOVED; None: unknown
     answer_id: str | None = None
     answer_text: str | None = None
     discarded_at: int | None = None  # of one that was given up: its dead letter was discarded
+
+
+def held_delivery(message_id: str, recipient: str, why: str, due_at: int) -> DeliveryFacts:
+    """What ``DeliveryTable.hold`` needs of a delivery."""
+    return DeliveryFacts(message_id, recipient, "held", 0, last_error=why, due_at=due_at)
 
 
 class ObligationFacts(msgspec.Struct, gc=False, array_like=True):
@@ -70,24 +57,9 @@ class ObligationFacts(msgspec.Struct, gc=False, array_like=True):
     acked_at: int | None = None
 
 
-class DeliveryRow(NamedTuple):
-    """A row of ``deliveries``, as far as the relay reads it back."""
-
-    message_id: str
-    recipient: str
-    state: str
-    attempt: int
-    staged_at: int
-    last_error: str | None
-    read_how: str | None
-    read_at: int | None
-
-
-_COLUMNS = "message_id, recipient, state, attempt, staged_at, last_error, read_how, read_at"
+_COLUMNS = ", ".join(DeliveryFacts.__struct_fields__)
 _UPSERT = (  # one statement for the rows of a batch
-    "INSERT INTO deliveries (message_id, recipient, state, attempt, staged_at, written_at, "
-    "read_at, acked_at, ack_status, last_error, due_at, read_how, answer_id, answer_text, "
-    "discarded_at) SELECT "
+    f"INSERT INTO deliveries ({_COLUMNS}) SELECT "
     + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(15))
     + " FROM json_each(?) WHERE json_extract(value, '$[0]') IN (SELECT message_id FROM messages) "
     "ON CONFLICT (message_id, recipient) DO UPDATE SET "
@@ -142,7 +114,7 @@ _READ = (
     "read_at = CASE state WHEN 'acked' THEN min(coalesce(read_at, at), at) ELSE at END, "
     "read_how = how "
     "FROM (SELECT json_extract(value, '$[0]') AS id_, json_extract(value, '$[1]') AS name, "
-    "json_extract(value, '$[2]') AS at, json_extract(value, '$[3]') AS how FROM json_each(?)) "
+    "json_extract(value, '$[6]') AS at, json_extract(value, '$[11]') AS how FROM json_each(?)) "
     "WHERE message_id = id_ AND recipient = name AND (state = 'written' "
     "OR (state = 'acked' AND read_how IS NULL) "
     "OR (state IN ('dead', 'expired', 'bounced') AND coalesce(read_at, 0) < written_at))"
@@ -159,12 +131,12 @@ class DeliveryTable:
         """Add rows, or bring existing ones up to date, of messages that have a row."""
         self._db.execute(_UPSERT, (as_json(deliveries),))
 
-    def hold(self, held: Iterable[HeldDelivery]) -> None:
-        """Set why deliveries are held, and when they are due."""
+    def hold(self, held: Iterable[DeliveryFacts]) -> None:
+        """Set why deliveries are held, and when they are due: nothing else of them."""
         self._db.executemany(
             "UPDATE deliveries SET last_error = ?, due_at = ? "
             "WHERE message_id = ? AND recipient = ? AND state = 'held'",
-            [(delivery.reason, delivery.due_at, *delivery[:2]) for delivery in held],
+            [(one.last_error, one.due_at, one.message_id, one.recipient) for one in held],
         )
 
     def hold_rest(self, reason: str, due_at: int) -> None:
@@ -206,22 +178,23 @@ class DeliveryTable:
         )
         return {row[0] for row in found}
 
-    def mark_read(self, taken: Sequence[ReadDelivery]) -> None:
+    def mark_read(self, taken: Sequence[DeliveryFacts]) -> None:
         """Record files that left the inbox, of messages that the store no longer has.
 
-        A delivery that was given up, or acknowledged before, keeps its state.
+        Their ``read_at`` and ``read_how`` alone count. A delivery that was given up, or
+        acknowledged before, keeps its state.
         """
         self._db.execute(_READ, (as_json(taken),))
 
-    def rows(self, message_ids: Iterable[str]) -> dict[str, dict[str, DeliveryRow]]:
+    def rows(self, message_ids: Iterable[str]) -> dict[str, dict[str, DeliveryFacts]]:
         """The deliveries of these messages: id -> recipient -> row."""
-        found: dict[str, dict[str, DeliveryRow]] = {}
+        found: dict[str, dict[str, DeliveryFacts]] = {}
         for row in self._db.execute(
             f"SELECT {_COLUMNS} FROM deliveries "
             "WHERE message_id IN (SELECT value FROM json_each(?))",
             (json.dumps(list(message_ids)),),
         ):
-            found.setdefault(row[0], {})[row[1]] = DeliveryRow(*row)
+            found.setdefault(row[0], {})[row[1]] = DeliveryFacts(*row)
         return found
 
     def next_due(self) -> int | None:
@@ -231,10 +204,10 @@ class DeliveryTable:
         ).fetchone()
         return row[0] if row else None
 
-    def due(self, now_ns: int, limit: int) -> list[DeliveryRow]:
+    def due(self, now_ns: int, limit: int) -> list[DeliveryFacts]:
         """Up to ``limit`` held deliveries that are due."""
         return [
-            DeliveryRow(*row)
+            DeliveryFacts(*row)
             for row in self._db.execute(
                 f"SELECT {_COLUMNS} FROM deliveries "
                 "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at <= ? LIMIT ?",

@@ -71,6 +71,11 @@ def stage(ledger: Ledger, message: str, *recipients: str) -> None:
             put(ledger, message, name, "staged", staged_at=NOW)
 
 
+def taken_by(message: str, recipient: str, at_ns: int, how: str | None = None) -> DeliveryFacts:
+    """A file that left an inbox, as the table is told."""
+    return DeliveryFacts(message, recipient, "read", 0, read_at=at_ns, read_how=how)
+
+
 class Look:
     """A connection of somebody who looks into the ledger with a tool of their own."""
 

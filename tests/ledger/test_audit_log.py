@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.base.errors import LedgerError
-from relay.ledger.deliveries import DeliveryFacts, HeldDelivery, ObligationFacts, ReadDelivery
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
 from tests.ledger.support import (
@@ -22,6 +22,7 @@ from tests.ledger.support import (
     refusal,
     stage,
     statements,
+    taken_by,
 )
 
 pytestmark = pytest.mark.shows("ready 3.5")
@@ -178,11 +179,11 @@ QUERIES: dict[str, tuple[Query, str | tuple[str, str]]] = {
     ),
     "deliveries by id": (lambda db: db.deliveries.rows([message_id(1)]), "PRIMARY KEY"),
     "read": (
-        lambda db: db.deliveries.mark_read([ReadDelivery(message_id(1), "bob", NOW)]),
+        lambda db: db.deliveries.mark_read([taken_by(message_id(1), "bob", NOW)]),
         "PRIMARY KEY",
     ),
     "hold": (
-        lambda db: db.deliveries.hold([HeldDelivery(message_id(1), "bob", "x", NOW)]),
+        lambda db: db.deliveries.hold([held_delivery(message_id(1), "bob", "x", NOW)]),
         "PRIMARY KEY",
     ),
     "obligations": (

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from relay.base.incidents import Refusal, RefusalCode
-from relay.ledger.deliveries import DeliveryRow, HeldDelivery, ObligationFacts, ReadDelivery
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
 from relay.ledger.ledger import Ledger
-from tests.ledger.support import NOW, Look, facts, message_id, put, record, stage
+from tests.ledger.support import NOW, Look, facts, message_id, put, record, stage, taken_by
 
 STATES = ["held", "staged", "written", "read", "acked", "expired", "bounced", "dead"]
 WRITTEN = {"staged_at": NOW, "written_at": NOW + 1}
@@ -20,8 +20,8 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
     (one,) = record(ledger, 1)
     put(ledger, one, "bob", "written", **WRITTEN)
     put(ledger, one, "bob", state, last_error="why")
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", NOW + 2, "taken")])
-    ledger.deliveries.mark_read([ReadDelivery(one, "bob", NOW + 3, "removed")])  # once is enough
+    ledger.deliveries.mark_read([taken_by(one, "bob", NOW + 2, "taken")])
+    ledger.deliveries.mark_read([taken_by(one, "bob", NOW + 3, "removed")])  # once is enough
     columns = "state, read_at, read_how, last_error"
     assert look.all(f"SELECT {columns} FROM deliveries") == [(state, NOW + 2, "taken", "why")]
     log = "SELECT old_status, new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id"
@@ -38,7 +38,7 @@ def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
     answer = {"ack_status": "failed", "answer_id": "9-ab", "answer_text": "no such branch"}
     put(ledger, one, "bob", "acked", acked_at=NOW + 2, read_at=NOW + 2, **answer)
     if has_left:
-        ledger.deliveries.mark_read([ReadDelivery(one, "bob", taken, "removed")])
+        ledger.deliveries.mark_read([taken_by(one, "bob", taken, "removed")])
     else:
         put(ledger, one, "bob", "acked", read_at=taken, read_how="removed")
     columns = "state, read_at, read_how, ack_status, answer_id, answer_text"
@@ -54,8 +54,8 @@ def test_what_is_held_has_a_reason_and_a_time_and_nothing_else_has(
     (one,) = record(ledger, 1)
     for name in ("bob", "carol"):
         put(ledger, one, name, state)
-    ledger.deliveries.hold([HeldDelivery(one, "bob", "why", NOW)])
-    ledger.deliveries.hold([HeldDelivery(message_id(2), "bob", "no such row", NOW)])
+    ledger.deliveries.hold([held_delivery(one, "bob", "why", NOW)])
+    ledger.deliveries.hold([held_delivery(message_id(2), "bob", "no such row", NOW)])
     told = ("held", "why", NOW) if state == "held" else (state, None, None)
     columns = "state, last_error, due_at"
     assert look.all(f"SELECT {columns} FROM deliveries ORDER BY recipient") == [
@@ -82,7 +82,7 @@ def test_what_a_further_fact_leaves_as_it_is(
     put(ledger, one, "bob", "written", **WRITTEN)
     put(ledger, one, "bob", "held", 2, last_error="why")
     ledger.deliveries.set_obligations([ObligationFacts(one, "bob", "open")])
-    ledger.deliveries.hold([HeldDelivery(one, "bob", "why", NOW)])
+    ledger.deliveries.hold([held_delivery(one, "bob", "why", NOW)])
     again = {"written_at": NOW + 5} if state == "written" else {}
     put(ledger, one, "bob", state, 2, **again)
     others = {"last_error": None, "obligation": "open"}
@@ -134,17 +134,19 @@ def test_a_held_delivery_is_tried_again_until_it_is_written(ledger: Ledger, look
     (one,) = record(ledger, 1)
     stage(ledger, one, "bob", "carol")
     put(ledger, one, "bob", "held")
-    ledger.deliveries.hold([HeldDelivery(one, "bob", "inbox cannot be written", NOW + 100)])
+    ledger.deliveries.hold([held_delivery(one, "bob", "inbox cannot be written", NOW + 100)])
     assert look.all("SELECT attempt, due_at, last_error FROM deliveries WHERE state='held'") == [
         (1, NOW + 100, "inbox cannot be written")
     ]
     assert ledger.deliveries.next_due() == NOW + 100
     assert ledger.deliveries.due(NOW + 99, 10) == []
     assert ledger.deliveries.due(NOW + 100, 10) == [
-        DeliveryRow(one, "bob", "held", 1, NOW, "inbox cannot be written", None, None)
+        DeliveryFacts(
+            one, "bob", "held", 1, NOW, last_error="inbox cannot be written", due_at=NOW + 100
+        )
     ]
 
-    ledger.deliveries.hold([HeldDelivery(one, "bob", "still", NOW + 300)])
+    ledger.deliveries.hold([held_delivery(one, "bob", "still", NOW + 300)])
     assert ledger.deliveries.next_due() == NOW + 300
     put(ledger, one, "bob", "written", staged_at=NOW + 299, written_at=NOW + 300)
     assert ledger.deliveries.next_due() is None
@@ -184,8 +186,8 @@ def test_deliveries_of_some_messages(ledger: Ledger) -> None:
     stage(ledger, two, "bob")
     assert ledger.deliveries.rows([one, three]) == {
         one: {
-            "bob": DeliveryRow(one, "bob", "staged", 1, NOW, None, None, None),
-            "carol": DeliveryRow(one, "carol", "staged", 1, NOW, None, None, None),
+            "bob": DeliveryFacts(one, "bob", "staged", 1, NOW),
+            "carol": DeliveryFacts(one, "carol", "staged", 1, NOW),
         }
     }
     assert ledger.deliveries.rows([]) == {}
