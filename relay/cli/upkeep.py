@@ -60,10 +60,10 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     from relay.daemon import home_backup
 
     with open_home(ctx, home) as opened:
-        done = home_backup.backup(opened, load(opened), Clock(), directory)
-    text = f"backed up to {directory}: {_sizes(done.manifest)}, keys among them"
-    left = "".join(f"\nleft out: {line}" for line in done.left_out)
-    facts = _facts(done.manifest) | {"left_out": done.left_out}
+        manifest, left_out = home_backup.backup(opened, load(opened), Clock(), directory)
+    text = f"backed up to {directory}: {_sizes(manifest)}, keys among them"
+    left = "".join(f"\nleft out: {line}" for line in left_out)
+    facts = _facts(manifest) | {"left_out": left_out}
     say(text + left, {"directory": directory, **facts}, as_json)
 
 
@@ -85,11 +85,11 @@ def restore(
     from relay.daemon import home_restore
 
     root = root_of(ctx, home)
-    done = home_restore.restore(directory, root, force=force)
-    kept = f"; the previous home is now {done.aside}" if done.aside else ""
-    at = f"as it was at {done.manifest.at}"
-    facts = {"home": root, "aside": done.aside or None, **_facts(done.manifest)}
-    say(f"restored {root} {at}: {_sizes(done.manifest)}{kept}", facts, as_json)
+    manifest, aside = home_restore.restore(directory, root, force=force)
+    kept = f"; the previous home is now {aside}" if aside else ""
+    at = f"as it was at {manifest.at}"
+    facts = {"home": root, "aside": aside or None, **_facts(manifest)}
+    say(f"restored {root} {at}: {_sizes(manifest)}{kept}", facts, as_json)
 
 
 def _facts(manifest: BackupManifest) -> dict[str, object]:
@@ -209,10 +209,10 @@ def restore_ledger(
     from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
-        restored = ledger_backup.restore(opened, os.path.abspath(file), force=force)
-    kept = f", the previous ledger is {restored.aside}" if restored.aside else ""
-    facts = {"file": os.path.abspath(file), "aside": restored.aside or None}
-    _say_ledger(facts, restored.content, f"restored from {file}{kept}", as_json)
+        content, aside = ledger_backup.restore(opened, os.path.abspath(file), force=force)
+    kept = f", the previous ledger is {aside}" if aside else ""
+    facts = {"file": os.path.abspath(file), "aside": aside or None}
+    _say_ledger(facts, content, f"restored from {file}{kept}", as_json)
 
 
 @command(

@@ -33,14 +33,10 @@ class AttentionThread:
         root: str,
         command: Callable[[], tuple[str, ...]],
         log: LogCall,
-        *,
-        look_s: float = LOOK_S,
-        pause_s: float = PAUSE_S,
     ) -> None:
         self._root = root
         self._command = command
         self._log = log
-        self._look_s, self._pause_s = look_s, pause_s
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,14 +53,14 @@ class AttentionThread:
     def _run(self) -> None:
         seen: object = None
         due = again = 0.0
-        while not self._ended.wait(self._look_s):
+        while not self._ended.wait(LOOK_S):
             now = time.monotonic()
             if not self._command() or now < due:
                 continue
             state = self._state()
             if state == seen and now < again:
                 continue
-            due, again = now + self._pause_s, now + AGAIN_PAUSES * self._pause_s
+            due, again = now + PAUSE_S, now + AGAIN_PAUSES * PAUSE_S
             seen = state if self._tell() else None
 
     def _state(self) -> list[tuple[int, int]]:

@@ -72,18 +72,14 @@ class BackupManifest(msgspec.Struct, frozen=True):
     dirs: dict[str, UnixNs]  # path -> mtime in ns: an inbox' own says when a file last left it
 
 
-class BackupResult(msgspec.Struct, frozen=True):
-    """The result of a backup."""
-
-    manifest: BackupManifest
-    left_out: tuple[str, ...]  # links and the like, and a key that lies outside of the home
-
-
-def backup(home: Home, config: Config, clock: Clock, target: str) -> BackupResult:
+def backup(
+    home: Home, config: Config, clock: Clock, target: str
+) -> tuple[BackupManifest, tuple[str, ...]]:
     """Copy the home to the new directory ``target``, durably; the relay may be running.
 
-    Private keys are in it, and every file has mode 600. Errors: RelayError when the name is taken,
-    or the journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
+    Private keys are in it, and every file has mode 600. Returns also what was left out: links and
+    the like, and a key outside of the home. Errors: RelayError when the name is taken, or the
+    journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
     """
     target = os.path.abspath(target)
     if os.path.lexists(target):
@@ -108,7 +104,9 @@ def backup(home: Home, config: Config, clock: Clock, target: str) -> BackupResul
     return made
 
 
-def _make(home: Home, config: Config, clock: Clock, root: str) -> BackupResult:
+def _make(
+    home: Home, config: Config, clock: Clock, root: str
+) -> tuple[BackupManifest, tuple[str, ...]]:
     at = iso_time(clock.now_ns())
     copy = _Copy(home, root)
     copy.file((), CONFIG)
@@ -141,7 +139,7 @@ def _make(home: Home, config: Config, clock: Clock, root: str) -> BackupResult:
     )
     copy.set_dir_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
-    return BackupResult(manifest, tuple(left_out + copy.left_out))
+    return manifest, tuple(left_out + copy.left_out)
 
 
 class _Copy:

@@ -13,7 +13,6 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.errors import IntegrityError, RelayError, UnsafePath
@@ -26,18 +25,12 @@ DAMAGED = "the backup is damaged, and nothing was changed; restore another one"
 _AT_FDCWD, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 
-class RestoredHome(NamedTuple):
-    """The result of a restore, and where the previous home is."""
-
-    manifest: BackupManifest
-    aside: str  # its path now; empty when there was none
-
-
-def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
+def restore(source: str, root: str, *, force: bool = False) -> tuple[BackupManifest, str]:
     """Restore a backup to ``root``; with ``force`` an existing home is set aside.
 
-    Errors: AlreadyRunning; RelayError when the source is not a backup or a home exists;
-    IntegrityError for a file that differs from the manifest; OSError. Nothing is changed then.
+    Returns also the path that the previous home has now; empty when there was none. Errors:
+    AlreadyRunning; RelayError when the source is not a backup or a home exists; IntegrityError for
+    a file that differs from the manifest; OSError. Nothing is changed then.
     """
     source, root = os.path.abspath(source), os.path.abspath(root)
     manifest = read_backup(source)
@@ -57,7 +50,7 @@ def restore(source: str, root: str, *, force: bool = False) -> RestoredHome:
             shutil.rmtree(temp, ignore_errors=True)
             raise
         fsio.sync_dir(os.path.dirname(root))
-    return RestoredHome(manifest, aside)
+    return manifest, aside
 
 
 @contextlib.contextmanager

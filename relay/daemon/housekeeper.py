@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
@@ -42,14 +42,6 @@ LogLine = tuple[str, str, dict[str, object]]  # sentence, action, facts
 NOBODY = Subject()  # asked for a job of the relay's own
 
 
-class JobAnswer(NamedTuple):
-    """The answer to the command that asked for a job."""
-
-    subject: Subject
-    kind: Kind
-    text: str
-
-
 class Housekeeper:
     """Owned by the loop; ``executor`` is a thread of its own."""
 
@@ -62,8 +54,8 @@ class Housekeeper:
         executor: Executor,
         log: Callable[..., object],
         *,
-        pause_s: float = PAUSE_S,
-        wake: Callable[[], None] = lambda: None,
+        pause_s: float,
+        wake: Callable[[], None],
     ) -> None:
         self._home = home
         self._ledger = ledger
@@ -78,7 +70,7 @@ class Housekeeper:
         self._job: Future[list[LogLine]] | None = None
         self._running: tuple[Subject, Prune | Pack] | None = None  # until it is answered
         self._results: list[str] = []  # of that job
-        self.answers: list[JobAnswer] = []  # to be sent
+        self.answers: list[tuple[Subject, Kind, str]] = []  # to those who asked, to be sent
         self._pruning: Iterator[int] | None = None  # of rows, in the loop
         self._audit_rows_pruned = 0
         # Not right at the start, and early enough for a relay that is restarted often.
@@ -185,7 +177,7 @@ class Housekeeper:
         nothing = "nothing has expired" if isinstance(job, Prune) else "nothing to pack"
         done = "completed " + ("\n".join(results) or nothing)
         kind = Kind.NACK if failure else Kind.ACK
-        self.answers.append(JobAnswer(subject, kind, failure or done))
+        self.answers.append((subject, kind, failure or done))
 
     # -- in the thread -----------------------------------------------------------------
 
@@ -242,7 +234,7 @@ def packable(home: Home, clock: Clock, before: str = "") -> list[str]:
     one whose file an open row still needs. Errors: LedgerError."""
     last = archive_pack.before_yesterday(clock.now_ns())
     last = min(before, last) if before else last
-    needed = prune.files_in_use(home).days
+    _, needed = prune.files_in_use(home)
     return [day for day in archive_pack.days(home) if day < last and day not in needed]
 
 

@@ -41,13 +41,6 @@ LEDGER_ONLY_TABLES = (
 DERIVED_KEYS = ("journal", SKIPPED)
 
 
-class RestoredLedger(NamedTuple):
-    """The restored content, and where the previous ledger is."""
-
-    content: LedgerContent
-    aside: str  # its path; empty if there was none
-
-
 def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
     """Copy the ledger to ``target``, complete, verified and durable; returns its content.
 
@@ -72,9 +65,10 @@ def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
     return content
 
 
-def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
+def restore(home: Home, source: str, *, force: bool = False) -> tuple[LedgerContent, str]:
     """Replace the ledger by a backup; the previous ledger is set aside, never removed.
 
+    Returns the restored content, and the path of the previous ledger; empty if there was none.
     ``force`` accepts the ledger of another home, too. Committed by one rename: if killed before,
     the ledger is unchanged. Errors: AlreadyRunning; LedgerBusy while another process has the ledger
     open; VersionError; FormatError for a damaged backup; LedgerError for another home's.
@@ -95,7 +89,7 @@ def restore(home: Home, source: str, *, force: bool = False) -> RestoredLedger:
         _keep_epoch(path, temp)
         aside = set_aside(path, BEFORE_RESTORE)
         ledger_file.install_copy(temp, path, replace=True)
-    return RestoredLedger(content, aside)
+    return content, aside
 
 
 def _check_home(path: str, temp: str, source: str) -> None:

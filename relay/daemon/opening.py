@@ -191,7 +191,8 @@ def open_store(
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
-        log = EventLog(journal, codec, store, clock, boot, CheckpointWriter(home, tiers, covered))
+        on_checkpoint = CheckpointWriter(home, tiers, covered).written
+        log = EventLog(journal, codec, store, clock, boot, on_checkpoint)
         past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
@@ -260,9 +261,7 @@ class CheckpointWriter:
 class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
-    def __init__(
-        self, store: Engine, ledger_position: int, write_piece: WritePiece | None = None
-    ) -> None:
+    def __init__(self, store: Engine, ledger_position: int, write_piece: WritePiece | None) -> None:
         from relay.delivery.projection import Projection  # who only reads needs none
 
         self.projection = Projection()
@@ -329,7 +328,7 @@ def _covered_offset(state: State) -> int:
     return state.journal.offset if state.journal else 0
 
 
-def tier_policy(home: Home, config: Config, objects: str = "") -> TierPolicy:
+def tier_policy(home: Home, config: Config, objects: str) -> TierPolicy:
     """The tiers' settings; ``objects`` replaces the configured object store, which may be a
     path below the home."""
     settings = config.journal

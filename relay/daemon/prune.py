@@ -87,20 +87,6 @@ class Pruned(NamedTuple):
         return self._replace(next_number=same + 1, next_ns=due_ns)
 
 
-class FileKind(NamedTuple):
-    name: str
-    files: Callable[[], Iterator[File]]
-    days: int
-    mib: int
-
-
-class InUse(NamedTuple):
-    """Files that the ledger still needs."""
-
-    message_ids: Set[str]
-    days: Set[str]  # of the archive
-
-
 def prune_files(
     home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool = False
 ) -> Iterator[list[Pruned] | None]:
@@ -110,22 +96,22 @@ def prune_files(
     The caller holds the home's lock or is the relay, except with ``dry_run``. Errors: LedgerError,
     because only the ledger knows which files are needed; OSError.
     """
-    needed = files_in_use(home)
+    needed, needed_days = files_in_use(home)
     pruned: list[Pruned] = []
     cutoff = 0
-    for kind in _kinds(home, settings):
-        from_ns = cutoff if kind.name == "rejected" else 0  # older ones went with the archive
-        cutoff = yield from _cutoff(kind.files(), now_ns, kind.days, kind.mib)
-        total, cost = Pruned(kind.name), 0
+    for kind, files, days, mib in _kinds(home, settings):
+        from_ns = cutoff if kind == "rejected" else 0  # older ones went with the archive
+        cutoff = yield from _cutoff(files(), now_ns, days, mib)
+        total, cost = Pruned(kind), 0
         with home.dirs() as dirs:
-            for file in kind.files():
+            for file in files():
                 cost += 1
-                if from_ns <= file.at_ns < cutoff and not _is_needed(file, needed):
+                if from_ns <= file.at_ns < cutoff and not _is_needed(file, needed, needed_days):
                     cost += REMOVAL
                     if dry_run or _remove(dirs.get(*file.folder), file.name):
                         total = total.plus(file.n_bytes, file.at_ns)
-                elif dry_run and kind.days and file.at_ns >= cutoff:
-                    total = total.later(file.at_ns, kind.days)
+                elif dry_run and days and file.at_ns >= cutoff:
+                    total = total.later(file.at_ns, days)
                 if cost >= SLICE:
                     yield None
                     cost = 0
@@ -139,19 +125,19 @@ def prune_files(
     yield pruned
 
 
-def _kinds(home: Home, settings: RetentionSettings) -> tuple[FileKind, ...]:
-    """Each kind of file, in the order of removal."""
+def _kinds(
+    home: Home, settings: RetentionSettings
+) -> tuple[tuple[str, Callable[[], Iterator[File]], int, int], ...]:
+    """Each kind of file, in the order of removal: its name, its files, days and MiB to be kept."""
 
     def rejected() -> Iterator[File]:
         return (file for file in _archive_files(home) if file.folder[-1] == REJECTED)
 
     return (
-        FileKind(
-            "archive", lambda: _archive_files(home), settings.archive_days, settings.archive_mib
-        ),
-        FileKind("rejected", rejected, settings.rejected_days, 0),
-        FileKind("read", lambda: _read_files(home), settings.read_days, settings.read_mib),
-        FileKind("output", lambda: _orphaned_logs(home), settings.output_days, 0),
+        ("archive", lambda: _archive_files(home), settings.archive_days, settings.archive_mib),
+        ("rejected", rejected, settings.rejected_days, 0),
+        ("read", lambda: _read_files(home), settings.read_days, settings.read_mib),
+        ("output", lambda: _orphaned_logs(home), settings.output_days, 0),
     )
 
 
@@ -179,8 +165,9 @@ def _cutoff(files: Iterable[File], now_ns: int, days: int, mib: int) -> Generato
     return min(cutoff, today - DAY_NS)
 
 
-def files_in_use(home: Home) -> InUse:
-    """Files needed by open rows and pending deliveries. Errors: LedgerError."""
+def files_in_use(home: Home) -> tuple[Set[str], Set[str]]:
+    """The messages with open rows or pending deliveries, and the days of the archive that have
+    their files. Errors: LedgerError."""
     with contextlib.closing(open_readonly(home.path(LEDGER))) as db:
         rows = db.execute(
             "SELECT message_id, file_path, discovered_at FROM messages "
@@ -192,15 +179,15 @@ def files_in_use(home: Home) -> InUse:
     parts = [row[1].split("/") for row in rows]
     days = {part[1] for part in parts if part[0] == "archive" and len(part) > 1}
     days |= {iso_date(row[2]) for row in rows}  # it may be archived already, and not yet recorded
-    return InUse({row[0] for row in rows}, days)
+    return {row[0] for row in rows}, days
 
 
-def _is_needed(file: File, needed: InUse) -> bool:
+def _is_needed(file: File, message_ids: Set[str], days: Set[str]) -> bool:
     if file.name.endswith(SUFFIX):
-        return file.name.removesuffix(SUFFIX) in needed.days
+        return file.name.removesuffix(SUFFIX) in days
     # a refused or duplicate file may have a number appended
     name = file.name[: file.name.find(MSG_SUFFIX) + len(MSG_SUFFIX)]
-    return message_id_of(name) in needed.message_ids
+    return message_id_of(name) in message_ids
 
 
 def _remove(folder: int, name: str) -> bool:

@@ -134,7 +134,7 @@ def recorded_effects(fields: dict[str, str], sender: str, store: Engine) -> Effe
     if name == CANCEL:
         return recorded_cancellation(given.get("ID", ""), sender, store)
     if name == REGISTER_KEY:
-        return _register_key(ControlCommand(name, given, sender, lead=sender)).effects
+        return _register_key(ControlCommand(name, given, sender, lead=sender), store).effects
     return Effects(status_change=parse_status_command(name, given, sender))
 
 
@@ -398,7 +398,7 @@ def _order(command: ControlCommand, store: Engine) -> ControlReply:
     return ControlReply(True, JOURNAL_ACCEPTED.format(verb), Effects(job=job))
 
 
-def _register_key(command: ControlCommand, store: Engine | None = None) -> ControlReply:
+def _register_key(command: ControlCommand, store: Engine) -> ControlReply:
     """Register a key for an agent."""
     _require_privileged(command)
     name, word = command.fields["NAME"], command.fields["KEY"].lower()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import msgspec
 
@@ -34,13 +33,6 @@ LINGER_MS = 1_000  # events that nothing waits for share the sync of a commit wi
 RESERVED_BYTES = 64 << 10  # bytes kept free for answers, timers and the like beside the messages
 
 
-class CheckpointListener(Protocol):
-    """Called when a store file was written."""
-
-    def written(self, offset: int) -> None:
-        """A new store file covers the journal up to ``offset``."""
-
-
 class EventLog:
     """The journal of one store. Owned by the loop."""
 
@@ -51,14 +43,14 @@ class EventLog:
         store: Engine,
         clock: Clock,
         boot_id: str,
-        checkpoints: CheckpointListener,
+        on_checkpoint: Callable[[int], object],
     ) -> None:
         self.journal = journal
         self._codec = codec
         self._store = store
         self._clock = clock
         self._boot_id = boot_id
-        self._checkpoints = checkpoints
+        self._on_checkpoint = on_checkpoint  # gets the offset that a new store file covers
         self._epoch = 0
         self._recorded_boot_id = boot_id  # as recorded in the journal
         self._rolled: list[events.Rolled] = []  # appended, not yet noted in the manifest
@@ -173,7 +165,7 @@ class EventLog:
     def cover(self, position: JournalPosition) -> None:
         """Record a written store file, which covers everything before ``position``."""
         self.journal.note_checkpoint(position.offset)
-        self._checkpoints.written(position.offset)
+        self._on_checkpoint(position.offset)
         frame = EventRecord(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)
 

@@ -23,7 +23,7 @@ from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
 from relay.ledger.ledger import FileFacts, Ledger
-from relay.ledger.offers import OfferChange, Ring
+from relay.ledger.offers import OfferChange
 
 _STATES = {
     DeliveryState.SENT: "held",
@@ -59,7 +59,7 @@ class Projection:
         self._dead: dict[int, list[DeliveryFacts]] = {}  # message -> those given up in this piece
         self.late_reads: list[DeliveryFacts] = []  # of messages that the store no longer has
         self.offers: list[OfferChange] = []
-        self.rings: list[Ring] = []
+        self.rings: list[tuple[object, ...]] = []  # as the table takes them
         self.references: list[tuple[str, str, int]] = []  # attachment, message id, when
         self.delivery_facts: dict[Key, DeliveryFacts] = {}  # without their message ids
         self.obligation_facts: dict[Key, ObligationFacts] = {}  # likewise
@@ -269,7 +269,7 @@ class Projection:
 
     def _on_rung(self, event: events.AgentRung) -> None:
         facts = (event.session, event.rung, event.messages, event.result)
-        self.rings.append(Ring(event.recipient, event.at_ns, *facts))
+        self.rings.append((event.recipient, event.at_ns, *facts))
 
     def _on_deliveries_moved(self, event: events.DeliveriesMoved) -> None:
         state, number = _STATES.get(event.state), event.message_id

@@ -38,8 +38,6 @@ from relay.ledger.offers import (
     MOST_OFFERS,
     OFFERED,
     RETURNED,
-    OfferChange,
-    Ring,
 )
 from relay.reach import report
 
@@ -190,28 +188,24 @@ class ReportReader:
 
     def _record(self, lines: list[tuple[str, dict[str, Any]]]) -> None:
         """Journal and ledger; states go to who waits for them."""
-        changes: list[OfferChange] = []
-        rings: list[Ring] = []
+        now = self._clock.now_ns() // NS_PER_S
+        fresh: list[events.Event] = []
         for agent, line in lines:
             if line["what"] == report.STATE:
                 self._on_state(agent, line["state"], line["owes"], line["session"], line["at"])
             elif line["what"] == report.RING:
                 values = (line["session"], line["rung"], line["messages"], line["result"])
-                rings.append(Ring(agent, line["at"], *values))
+                fresh.append(events.AgentRung(agent, *values, line["at"], now))
             else:
-                changes += self._changes(agent, line)
-        if not changes and not rings:
+                fresh += self._changes(agent, line, now)
+        if not fresh:
             return
-        now = self._clock.now_ns()
-        for change in changes:
-            self._store.apply(events.OfferChanged(*change, now // NS_PER_S))
-        for ring in rings:
-            event = events.AgentRung(ring.agent, *ring[2:], ring.at, now // NS_PER_S)
+        for event in fresh:
             self._store.apply(event)
         self._events.commit()
         self._ledger_writer.catch_up()
 
-    def _changes(self, agent: str, line: dict[str, Any]) -> list[OfferChange]:
+    def _changes(self, agent: str, line: dict[str, Any], now_s: int) -> list[events.OfferChanged]:
         """The offers of one line, of messages that were delivered to that agent."""
         ids = dict.fromkeys(line["ids"])
         unknown = self._ledger.deliveries.undelivered(agent, set(ids))
@@ -229,8 +223,9 @@ class ReportReader:
             _OFFERS[line["what"]],
             line["detail"],
             line["at"],
+            now_s,
         )
-        return [OfferChange(name, agent, *details) for name in ids if name not in unknown]
+        return [events.OfferChanged(name, agent, *details) for name in ids if name not in unknown]
 
     def _warn(self, agent: str, name: str, what: str) -> None:
         self._log(

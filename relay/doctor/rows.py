@@ -105,7 +105,7 @@ def _is_away(target: Target, folder: str) -> bool:
 def _oldest_kept(target: Target) -> str:
     """Return the oldest day of the archive that retention has kept; older days that are still in
     use do not count."""
-    needed = prune.files_in_use(target.home).days
+    _, needed = prune.files_in_use(target.home)
     days = {
         name.removesuffix(archive_pack.SUFFIX) for name in list_dir(target.home.path("archive"))
     }

@@ -58,18 +58,10 @@ from relay.engine.state import RECORD_BYTES, Core, variable_bytes
 RESCAN_DIVISOR = 16
 
 
-class Dropped(NamedTuple):
-    """The messages that ``drop`` deleted."""
-
-    archived: int
-    dead_letters: int
-    content_bytes: int
-
-
 class Archives:
     """Retention, the room of a store, and what was archived. Part of an engine."""
 
-    def __init__(self, core: Core, files: ArchiveFiles | None = None) -> None:
+    def __init__(self, core: Core, files: ArchiveFiles | None) -> None:
         self._core = core
         self.state = core.state
         self.files = files  # of what was rolled out
@@ -169,11 +161,14 @@ class Archives:
             return False
         return not rules.is_open(channel, message, deliveries, self._core.rules.by_files)
 
-    def drop(self) -> Dropped:
-        """Delete archived messages and dead letters permanently; open deliveries are kept."""
+    def drop(self) -> tuple[int, int, int]:
+        """Delete archived messages and dead letters permanently; open deliveries are kept.
+
+        Returns the number of both, and the bytes of their content.
+        """
         state, now = self.state, self._core.now_s()
         removed = [*state.archive.values(), *state.dead_letters.values()]
-        dropped = Dropped(len(state.archive), len(state.dead), sum(len(m.content) for m in removed))
+        dropped = len(state.archive), len(state.dead), sum(len(m.content) for m in removed)
         if state.archive:
             self._core.apply(events.ArchiveDropped(tuple(sorted(state.archive)), now))
         for message_id in sorted(state.dead):
@@ -265,9 +260,7 @@ class RollPolicy(NamedTuple):
     live_messages: int = 50_000  # above this, final messages are rolled however young
 
 
-class _WrittenArchive(NamedTuple):
-    note: ArchiveInfo
-    ids: tuple[int, ...]  # of the messages in it
+_WrittenArchive = tuple[ArchiveInfo, tuple[int, ...]]  # and the numbers of its messages
 
 
 class Roller:
@@ -390,7 +383,7 @@ class Roller:
             sum(message.status is MessageStatus.ARCHIVED for message in messages),
             size,
         )
-        return _WrittenArchive(note, ids)
+        return note, ids
 
     def _snapshot(self, messages: Sequence[Message], now_s: int) -> StoreSnapshot:
         """The content of the archive: the messages, their channels and recipients."""
@@ -414,11 +407,11 @@ class Roller:
         if isinstance(error, OSError | RelayError):
             self.error = str(error)  # they stay, and are rolled later
             return
-        rolled = writing.result()
+        note, ids = writing.result()
         self.error = ""
-        if not self._state.owed.keys().isdisjoint(rolled.ids):
-            self._files.remove(rolled.note.name)  # one was reopened meanwhile
+        if not self._state.owed.keys().isdisjoint(ids):
+            self._files.remove(note.name)  # one was reopened meanwhile
             return
         self._pressed = False  # there may be more of it
         now_s = self._clock.now_ns() // NS_PER_S
-        self._archives.apply(events.Rolled(rolled.note, rolled.ids, now_s))
+        self._archives.apply(events.Rolled(note, ids, now_s))

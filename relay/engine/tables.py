@@ -231,8 +231,8 @@ def _multi_level_matches(nodes: list[_TrieNode]) -> Iterator[int]:
 class Lanes:
     """Message ids by channel and priority, ascending in each."""
 
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._new = list(messages)  # not in a lane yet
+    def __init__(self) -> None:
+        self._new: list[Message] = []  # not in a lane yet
         # ordered dicts find their first id at once, also after many before it were removed
         self._lanes: dict[int, dict[Priority, OrderedDict[int, None]]] = {}
         self._unsorted: set[tuple[int, Priority]] = set()

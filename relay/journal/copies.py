@@ -90,7 +90,7 @@ class LocalCopies:
         self.record(ManifestType.CompressionStarted, entry, job_id=job_id)
         failed = ManifestType.CompressionFailed
         try:
-            done = warm.compress(
+            size, dictionary_id = warm.compress(
                 path, self.tier1(entry), segment_check(entry, path), self.dictionaries
             )
         except FileNotFoundError as exc:
@@ -102,7 +102,7 @@ class LocalCopies:
         except OSError:
             self.record_failure(failed, entry, reason_code=Reason.TRANSIENT)
             raise
-        self._record_compressed(entry, done.size, done.dictionary_id)
+        self._record_compressed(entry, size, dictionary_id)
 
     def _record_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int) -> None:
         kind = ManifestType.CompressionDone

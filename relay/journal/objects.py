@@ -241,13 +241,6 @@ class S3Objects:
             if exc.reason != Reason.MISSING:
                 raise
 
-    def names(self, below: str = "") -> Iterator[str]:
-        """List the keys with the prefix ``below``, in order. Errors: ObjectError."""
-        with self._failing(below):
-            skipped = len(self._at(""))
-            for page in self._obstore.list(self._store, prefix=self._at(below) or None):
-                yield from (str(entry["path"])[skipped:] for entry in page)
-
     def _read(self, key: str, answer: Any) -> Iterator[bytes]:
         with self._failing(key):
             for piece in answer.stream(min_chunk_size=PIECE_BYTES):

@@ -277,13 +277,6 @@ def _read(fd: int, at: int) -> bytes:
 _LAST = 2**63 - 1  # of ids and offsets; later ones have to fit as well
 
 
-class Recovered(NamedTuple):
-    """The state of a stream after recovery."""
-
-    active: ActiveSegment | None  # continues; None: a new one is needed
-    end: int  # logical offset after the last good record
-
-
 class Recovery:
     """One recovery of the unsealed segments of a stream, oldest first."""
 
@@ -296,8 +289,12 @@ class Recovery:
         self._ext_id = 0
         self._rebuilt: list[ManifestRecord] = []  # records to rebuild a damaged manifest with
 
-    def run(self) -> Recovered:
-        """Recover every unsealed segment. Errors: FormatError for a file of another stream."""
+    def run(self) -> tuple[ActiveSegment | None, int]:
+        """Recover every unsealed segment.
+
+        Returns the one that continues, None if a new one is needed, and the logical offset after
+        the last good record. Errors: FormatError for a file of another stream.
+        """
         known = dict(self._manifest.catalog.entries)
         for entry in known.values():
             self._check(entry)
@@ -325,7 +322,7 @@ class Recovery:
         if self._manifest.damaged:
             self._manifest.rebuild(self._rebuilt)
             end = max([end, *(entry.end_offset for entry in self._manifest.entries())])
-        return Recovered(active, end)
+        return active, end
 
     def _check(self, entry: SegmentEntry) -> None:
         """Errors: FormatError for numbers after which a stream could not continue."""

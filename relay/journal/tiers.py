@@ -41,16 +41,9 @@ WORKER_NICE = 10  # of 19: agents come first, yet the work gets done
 POLL_S = 60  # how often age and budget are checked; ``wake`` is for urgent work
 
 
-class Backoff(NamedTuple):
-    """Seconds before the first retry, doubled each time, and the maximum."""
-
-    first_s: float
-    max_s: float
-
-
-BACKOFF = {
-    Reason.TRANSIENT: Backoff(1, 60),  # a store that is busy, a full disk
-    Reason.UNAVAILABLE: Backoff(5, 600),  # a network that is down, for minutes to days
+BACKOFF_S = {  # before the first retry, doubled each time, and at most
+    Reason.TRANSIENT: (1, 60),  # a store that is busy, a full disk
+    Reason.UNAVAILABLE: (5, 600),  # a network that is down, for minutes to days
 }
 FOR_OPERATOR = "waits for the operator: "
 _STORE, _DISK = "store", "disk"  # needs that fail for one segment fail for all
@@ -329,13 +322,14 @@ class Tiers:
         elif isinstance(exc, RelayError):  # a damaged file, a store that is not configured
             key, reason = task.key, Reason.CODEC
         failures = self._waits[key].failures + 1 if key in self._waits else 1
-        backoff = BACKOFF.get(reason)
+        backoff_s = BACKOFF_S.get(reason)
         hint = f"; {exc.hint}" if isinstance(exc, RelayError) and exc.hint else ""
-        if backoff is None:
+        if backoff_s is None:
             text = f"{FOR_OPERATOR}{task.text}: {exc}{hint}"
             self._waits[key] = RetryWait(None, failures, text)
         else:
-            wait_s = min(backoff.first_s * 2 ** (failures - 1), backoff.max_s)
+            first_s, most_s = backoff_s
+            wait_s = min(first_s * 2 ** (failures - 1), most_s)
             text = f"retry in {wait_s:g} s: {task.text}: {exc}{hint}"
             due_ns = self._clock.monotonic_ns() + int(wait_s * NS_PER_S)
             self._waits[key] = RetryWait(due_ns, failures, text)

@@ -18,7 +18,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
@@ -133,16 +133,10 @@ _PROBES = 64  # frames sampled to decide about a dictionary
 _MIN_BYTES = 1 << 20  # a smaller segment is not worth a dictionary
 
 
-class Compressed(NamedTuple):
-    """The result of compressing a segment."""
-
-    size: int  # bytes of the file
-    dictionary_id: int  # 0: none
-
-
-def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> Compressed:
+def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> tuple[int, int]:
     """Compress the sealed segment ``source`` to ``target``; durable and verified on return.
 
+    Returns the bytes of the file, and the id of its dictionary; 0: none.
     ``check`` verifies the source; the written file is read back and verified, too, before it gets
     its name. Errors: FormatError and IntegrityError when the source is damaged (with
     ``check.name``), OSError.
@@ -157,7 +151,7 @@ def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries)
         with WarmSegment(file.temp, known) as written:
             again.verify(written.pieces())
         file.commit()
-        return Compressed(file.size, dictionary.dict_id if dictionary else 0)
+        return file.size, dictionary.dict_id if dictionary else 0
 
 
 class WarmSegment:

@@ -26,17 +26,6 @@ class OfferChange(NamedTuple):
     at: int  # Unix nanoseconds
 
 
-class Ring(NamedTuple):
-    """A ring, in the order of the INSERT below."""
-
-    agent: str
-    at: int  # Unix nanoseconds
-    session: str
-    rung: str
-    messages: int
-    result: str
-
-
 _OF_DELIVERY = "message_id = :message_id AND recipient = :recipient"
 _OF_SESSION = f"{_OF_DELIVERY} AND session = :session"
 # Numbered anew if its number is another session's, or none; an end without its offer makes the row.
@@ -86,6 +75,6 @@ class OfferTable:
         query = f"SELECT 1 FROM offers WHERE {_OF_DELIVERY} AND state = 'offered'"
         return self._db.execute(query, values).fetchone() is not None
 
-    def add_rings(self, rings: Iterable[Ring]) -> None:
-        """Record rings."""
+    def add_rings(self, rings: Iterable[tuple[object, ...]]) -> None:
+        """Record rings: (agent, Unix ns, session, rung, number of messages, result)."""
         self._db.executemany("INSERT OR IGNORE INTO rings VALUES (?, ?, ?, ?, ?, ?)", rings)

@@ -133,9 +133,9 @@ def stopped(tmp_path: Path) -> tuple[Path, Path, list[str]]:
 def test_what_came_after_the_backup_is_told_again_from_the_journal(tmp_path: Path) -> None:
     home, kept, sent = stopped(tmp_path)
     with Home(str(home)) as opened:
-        restored = ledger_backup.restore(opened, str(kept))
-    assert restored.content.counts["messages"] == 1
-    assert ids(restored.aside) == set(sent)
+        content, aside = ledger_backup.restore(opened, str(kept))
+    assert content.counts["messages"] == 1
+    assert ids(aside) == set(sent)
     assert ids(home / LEDGER) == {sent[0]}
     again = Box(home)
     assert {again.row(one)["status"] for one in sent} == {"archived"}
@@ -232,9 +232,9 @@ def test_a_ledger_that_is_no_database_is_set_aside_with_its_wal(tmp_path: Path) 
     (home / LEDGER).write_bytes(b"no database" * 1000)
     (home / "ledger.db-wal").write_bytes(b"no wal")
     with Home(str(home)) as opened:
-        restored = ledger_backup.restore(opened, str(kept))
-    assert Path(restored.aside).read_bytes() == b"no database" * 1000
-    assert Path(restored.aside + "-wal").read_bytes() == b"no wal"
+        _, aside = ledger_backup.restore(opened, str(kept))
+    assert Path(aside).read_bytes() == b"no database" * 1000
+    assert Path(aside + "-wal").read_bytes() == b"no wal"
     assert ids(home / LEDGER) == {sent[0]}
 
 
