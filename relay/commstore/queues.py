@@ -36,7 +36,7 @@ from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from relay.engine.query import check_filter, find, sort
-from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery, RetryDecision, dead_letter_text
+from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery, dead_letter_text
 from relay.engine.rules import check_member, check_number, check_text
 from relay.engine.tables import Lanes
 
@@ -380,13 +380,13 @@ class Queues:
         dead: dict[tuple[int, str], list[str]] = {}
         for overdue in found:
             number = overdue.message.id
-            if overdue.decision is RetryDecision.RETRY:
+            if overdue.state is DeliveryState.WAITING:
                 self._engine.deliveries.deliver(
                     number, [overdue.recipient], overdue.attempt, now_ns
                 )
                 message = read_only_copy(self._state.messages[number])
                 again.append(Redelivery(message, overdue.recipient, overdue.attempt))
-            elif overdue.decision is RetryDecision.EXPIRED:
+            elif overdue.state is DeliveryState.EXPIRED:
                 self._end(number, [overdue.recipient], DeliveryState.EXPIRED)
             else:
                 dead.setdefault((number, overdue.reason), []).append(overdue.recipient)

@@ -35,9 +35,8 @@ from relay.daemon.status import (
     StatusSnapshot,
     metrics_page,
     resident_bytes,
-    wal_bytes,
 )
-from relay.ledger import wal
+from relay.ledger.wal import measure_wal
 
 REQUEST_TIMEOUT_S = 5  # a slow or silent client is disconnected then
 MOST_CONNECTIONS = 32  # at once, per server: each takes a descriptor, and the loop needs some
@@ -295,6 +294,7 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
     health, snapshot, disk = status.health(), status.snapshot, status.disk
     step, step_s = status.metrics.stuck_s()
     age = status.snapshot_age_s()
+    wal = measure_wal(os.path.join(status.home, LEDGER), status.config.ledger)
     page: dict[str, Any] = {
         "home": status.home,
         "pid": os.getpid(),
@@ -314,10 +314,8 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
         "tiers_waiting": list(status.tiers_waiting),
         "ledger_damage": status.ledger_damage,
         "rss_bytes": resident_bytes(),
-        "wal_bytes": wal_bytes(status.home),
-        "wal_state": wal.measure_wal(
-            os.path.join(status.home, LEDGER), status.config.ledger
-        ).state.value,
+        "wal_bytes": wal.n_bytes,
+        "wal_state": wal.state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": None if disk is None else _disk_status(disk),
     }

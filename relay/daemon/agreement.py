@@ -22,6 +22,7 @@ from relay.engine.events import EventCodec
 from relay.journal.journal import JournalReader
 from relay.ledger import file as ledger_file
 from relay.ledger.check import RESTORE, WHAT
+from relay.ledger.deliveries import DeliveryTable
 from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
 
@@ -126,10 +127,7 @@ def _is_archived(store: Engine, relay_id: str) -> bool:
 
 
 def _check_obligations(db: sqlite3.Connection, store: Engine, rows: Set[str]) -> Iterator[Finding]:
-    owed = db.execute(
-        "SELECT message_id, recipient, coalesce(ack_status, '') FROM deliveries "
-        "WHERE obligation = 'open'"
-    ).fetchall()
+    owed = DeliveryTable(db).open_obligations()
     for (relay_id, recipient, _), _message in unmatched_obligations(store, owed):
         yield _finding(relay_id, f"an answer of {recipient} is owed in the ledger alone")
     known = {(relay_id, recipient) for relay_id, recipient, _ in owed}

@@ -37,6 +37,7 @@ from relay.base.text import format_size
 from relay.base.watcher import Watcher
 from relay.delivery.loop import Dispatcher
 from relay.engine.engine import Engine
+from relay.ledger.wal import wal_bytes
 
 EVERY_NS = NS_PER_S
 PATIENCE_S = 0.5  # a request waits so long for the loop
@@ -283,9 +284,8 @@ class StatusCollector(Collector):
         memory = resident_bytes()
         if memory is not None:
             yield _gauge("relay_resident_memory_bytes", "Memory of the process.", memory)
-        wal = wal_bytes(status.home)
-        if wal is not None:
-            yield _gauge("relay_ledger_wal_bytes", "Size of the ledger's WAL.", wal)
+        size = wal_bytes(os.path.join(status.home, LEDGER))
+        yield _gauge("relay_ledger_wal_bytes", "Size of the ledger's WAL.", size)
         text = "Size of the ledger's WAL at which intake pauses."
         yield _gauge("relay_ledger_wal_limit_bytes", text, status.config.ledger.wal_most_mib << 20)
         yield from self._disk()
@@ -366,16 +366,6 @@ def resident_bytes() -> int | None:
     try:
         return int(psutil.Process().memory_info().rss)
     except (psutil.Error, OSError):
-        return None
-
-
-def wal_bytes(home: str) -> int | None:
-    """Size of the ledger's WAL, 0 if it does not exist; None where it cannot be read."""
-    try:
-        return os.stat(os.path.join(home, LEDGER + "-wal")).st_size
-    except FileNotFoundError:
-        return 0
-    except OSError:
         return None
 
 

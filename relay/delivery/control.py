@@ -127,8 +127,6 @@ def handle(
 
     ``lead``: the agent with that role, if known; it has the operator's permissions.
     """
-    if message.kind is Kind.STATUS:
-        return ControlReply(None)
     if message.kind is Kind.COMMAND:
         return _command(message, sender, store, lead)
     if message.kind not in CHANNEL_KINDS:

@@ -212,22 +212,21 @@ class PlanExecutor:
         left: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
         for applied in batch:
-            plan = applied.plan
+            plan, changes = applied.plan, applied.plan.changes
             for file in applied.files:
                 for recipient in file.recipients:
                     if (file.message_id, recipient) not in applied.undelivered:
                         ready.append((file.number, recipient, file.attempt or 1))
-            if plan.bounced:
-                self._bounce(plan.message_id, plan.bounced)
-            for ended in plan.ended:
+            if changes.bounced:
+                self._bounce(plan.message_id, changes.bounced)
+            for ended in changes.ended:
                 if not self._end(ended):
                     left.append(_end_of(ended))
-            for reminder in plan.reminders:
+            for reminder in changes.reminders:
                 self._remind(reminder)
-            if plan.refusal and plan.inbound is not None:
-                self._store.apply(
-                    _refused(plan.refusal, plan.inbound, applied.system_ids, now), now
-                )
+            if (inbound := plan.inbound) is not None and inbound.refusal is not None:
+                refused = _refused(inbound, inbound.refusal, applied.system_ids, now)
+                self._store.apply(refused, now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
         return left
@@ -339,14 +338,14 @@ class PlanExecutor:
             plan, inbound = applied.plan, applied.plan.inbound
             if inbound is not None:
                 files += 1
-                if plan.refusal:
+                if inbound.refusal:
                     refused += 1
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
             metrics.held += len(applied.undelivered)
-            metrics.bounced += len(plan.bounced)
+            metrics.bounced += len(plan.changes.bounced)
             metrics.acked += plan.answer is not None
-            for ended in plan.ended:
+            for ended in plan.changes.ended:
                 metrics.bounced += ended.state is DeliveryState.BOUNCED
                 metrics.expired += ended.state is DeliveryState.EXPIRED
                 metrics.dead += ended.state is DeliveryState.DEAD
@@ -360,8 +359,9 @@ class PlanExecutor:
         """Log one line a batch; at level debug also one line a message, never its content."""
         files = refused = 0
         for applied in batch:
-            files += applied.plan.inbound is not None
-            refused += bool(applied.plan.refusal)
+            if (inbound := applied.plan.inbound) is not None:
+                files += 1
+                refused += inbound.refusal is not None
         self._log(
             "Delivered a batch",
             action="deliver_batch",
@@ -397,7 +397,7 @@ def _end_of(ended: EndedDelivery) -> DeliveryFacts:
 
 
 def _refused(
-    refusal: Refusal, inbound: Inbound, answers: list[str], now: int
+    inbound: Inbound, refusal: Refusal, answers: list[str], now: int
 ) -> events.FileRefused:
     return events.FileRefused(
         inbound.file.message_id,

@@ -31,7 +31,7 @@ from relay.delivery.file_ops import DiskFull
 from relay.delivery.limits import ReplyLoop
 from relay.delivery.plan import subject_of
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import Effects, Plan, Reminder, Subject, SystemMessage
+from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
@@ -236,7 +236,7 @@ class Reminders:
         left = {m.message_id for postponed in result.postponed for m in postponed.plan.messages}
         self._told = {key: notice for key, notice in self._told.items() if notice not in left}
         for executed in result.executed:
-            for reminder in executed.plan.reminders:
+            for reminder in executed.plan.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
                     continue
                 word = "Reminded {} of" if reminder.due_ms else "Gave up on {} for"
@@ -307,7 +307,8 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         count = max(overdue.obligation.reminders for overdue in group) + 1
         text, key = "\n".join(lines), f"overdue {rounds}"
         messages.append(notice_about(subject, message.sender, Kind.NOTIFICATION, text, key, count))
-    return Plan(subject, messages=tuple(messages), reminders=tuple(reminders))
+    changes = DeliveryChanges(reminders=tuple(reminders))
+    return Plan(subject, messages=tuple(messages), changes=changes)
 
 
 def _end_of_request(
@@ -325,7 +326,7 @@ def _end_of_request(
         )
         for overdue in group
     )
-    return Plan(subject, reminders=reminders)
+    return Plan(subject, changes=DeliveryChanges(reminders=reminders))
 
 
 def notice_about(

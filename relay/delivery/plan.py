@@ -24,6 +24,7 @@ from relay.delivery.file_ops import render_delivered
 from relay.delivery.values import (
     NO_EFFECTS,
     Answer,
+    DeliveryChanges,
     Draft,
     Effects,
     EndedDelivery,
@@ -75,7 +76,7 @@ def plan_file(inbound: Inbound, directory: Directory, store: Engine) -> Plan:
         return refuse(inbound, route, answer)
     draft = _draft(inbound, message, route, original, store) if stored is None else None
     effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
-    plan = Plan(inbound.subject, inbound, None, draft, answer, effects=effects)
+    plan = Plan(inbound.subject, inbound, draft, answer, effects=effects)
     # else it is long done, and rolled out
     if stored is None or stored.id in store.state.deliveries:
         return _plan_deliveries(plan, message, stored, route, directory, store)
@@ -89,8 +90,7 @@ def refuse(inbound: Inbound, refusal: Refusal, answer: Answer | None = None) -> 
     nack = reply(inbound.subject, Kind.NACK, f"not delivered: {text}")
     return Plan(
         inbound.subject,
-        inbound,
-        refusal=refusal,
+        replace(inbound, refusal=refusal),
         answer=answer,
         messages=(replace(nack, is_answer=False),),
         effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),
@@ -147,8 +147,9 @@ def end_delivery(
     ended: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
+    changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(ended.message_id), ended=(ended,))
+        return Plan(Subject(ended.message_id), changes=changes)
     verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
@@ -161,7 +162,7 @@ def end_delivery(
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
-    return replace(plan, messages=messages, ended=(ended,))
+    return replace(plan, messages=messages, changes=changes)
 
 
 def cancelled_notices(
@@ -277,7 +278,8 @@ def _plan_deliveries(
         number = stored.id if stored else 0
         files = (OutgoingFile(inbound.file.message_id, number, data, tuple(targets)),)
     if absent or messages:
-        plan = replace(plan, messages=(*plan.messages, *messages), bounced=absent)
+        changes = DeliveryChanges(bounced=absent)
+        plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
     return replace(plan, files=files) if files else plan
 
 

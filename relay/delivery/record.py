@@ -103,12 +103,12 @@ class LedgerWriter:
         plain: list[Applied] = []
         rest: list[Applied] = []
         for applied in batch:
-            plan = applied.plan
-            if plan.inbound is None:
+            plan, inbound = applied.plan, applied.plan.inbound
+            if inbound is None:
                 continue
             # The effects of a command, and the incidents of a refusal, are in the ledger alone:
             # after a crash they are made again of the file, which is in the outbox until then.
-            is_in_journal = not plan.refusal and plan.command is None
+            is_in_journal = inbound.refusal is None and plan.command is None
             (plain if is_in_journal else rest).append(applied)
         paths = self._archive_all(dirs, plain, replaced)
         self.write(partial(self._record, batch, left, paths))
@@ -142,7 +142,7 @@ class LedgerWriter:
                 self._record_effects(applied, now)
             if inbound is not None:
                 senders.add(inbound.file.agent)
-                if not plan.refusal:
+                if inbound.refusal is None:
                     done.append(inbound.file.message_id)
         if left:
             deliveries.upsert(left)
@@ -180,7 +180,7 @@ class LedgerWriter:
             if inbound is None:
                 continue
             try:
-                path = self._archive(dirs, inbound, bool(applied.plan.refusal), replaced)
+                path = self._archive(dirs, inbound, replaced)
             except (OSError, UnsafePath) as exc:
                 self._log(
                     f"Could not archive {inbound.file.path}, the next scan tries again: {exc}",
@@ -193,9 +193,7 @@ class LedgerWriter:
                 paths[inbound.file.message_id] = path
         return paths
 
-    def _archive(
-        self, dirs: Dirs, inbound: Inbound, is_refused: bool, replaced: list[OutboxFile]
-    ) -> str | None:
+    def _archive(self, dirs: Dirs, inbound: Inbound, replaced: list[OutboxFile]) -> str | None:
         file = inbound.file
         if file_ops.is_same_file(dirs, file):
             return file_ops.archive(
@@ -203,7 +201,7 @@ class LedgerWriter:
                 file.agent,
                 file.file_name,
                 inbound.archive_day_ns,
-                file_ops.REJECTED if is_refused else "",
+                file_ops.REJECTED if inbound.refusal else "",
                 redacted=inbound.redacted,
                 place=file.place,
             )

@@ -31,7 +31,7 @@ from relay.delivery.values import (
     Subject,
 )
 from relay.engine.engine import Engine
-from relay.engine.retries import OverdueDelivery, RetryDecision
+from relay.engine.retries import OverdueDelivery
 from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger, MessageRow
 
@@ -224,15 +224,13 @@ class RetryQueue:
         for overdue in due:
             row = rows.get(_relay_id(overdue))
             away = directory.absence(overdue.recipient) or ("" if row else NO_AGENT)
-            if overdue.decision is RetryDecision.RETRY and not away:
+            if overdue.state is DeliveryState.WAITING and not away:
                 again.setdefault((overdue.message.id, overdue.attempt), []).append(overdue)
                 continue
-            if overdue.decision is RetryDecision.RETRY:
-                bounced = overdue._replace(attempt=overdue.attempt - 1, reason=away)
-                ended = _ended(bounced, DeliveryState.BOUNCED)
-            else:
-                ended = _ended(overdue, DeliveryState[overdue.decision.name])
-            ends.append(end_delivery(ended, row, directory, self._store))
+            if overdue.state is DeliveryState.WAITING:
+                state, attempt = DeliveryState.BOUNCED, overdue.attempt - 1
+                overdue = overdue._replace(state=state, attempt=attempt, reason=away)
+            ends.append(end_delivery(_ended(overdue), row, directory, self._store))
         attempts = [self._attempt(dirs, group, rows) for group in again.values()]
         return [plan for plan in attempts if plan is not None] + ends
 
@@ -250,7 +248,7 @@ class RetryQueue:
                         message_id=file.message_id,
                         recipients=reached,
                     )
-            for ended in applied.plan.ended:
+            for ended in applied.plan.changes.ended:
                 self._log(
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",
@@ -278,12 +276,12 @@ def _subject(row: MessageRow) -> Subject:
     return Subject(row.message_id, row.agent_name, row.discovered_at)
 
 
-def _ended(overdue: OverdueDelivery, state: DeliveryState) -> EndedDelivery:
+def _ended(overdue: OverdueDelivery) -> EndedDelivery:
     return EndedDelivery(
         overdue.message.id,
         _relay_id(overdue),
         overdue.recipient,
-        state,
+        overdue.state,
         overdue.attempt,
         overdue.reason,
     )

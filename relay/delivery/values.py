@@ -262,6 +262,14 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
     due_ms: int  # when it is overdue again; 0: given up
 
 
+class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
+    """Changes of deliveries beside those that files are written for."""
+
+    bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
+    ended: tuple[EndedDelivery, ...] = ()
+    reminders: tuple[Reminder, ...] = ()
+
+
 class IdleRequest(NamedTuple):
     """A request to be told when an agent is idle."""
 
@@ -334,7 +342,6 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_EFFECTS = Effects()
-NOBODY_BOUNCED: Mapping[str, str] = {}
 
 
 class ControlReply(msgspec.Struct, frozen=True, gc=False):
@@ -351,18 +358,20 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """Everything that one message, or one event of the relay's own, causes."""
 
     subject: Subject
-    inbound: Inbound | None = None  # None: the relay's own
-    refusal: Refusal | None = None  # the file goes to rejected/
+    inbound: Inbound | None = None  # None: the relay's own; refused, it goes to rejected/
     draft: Draft | None = None  # None: nothing to be stored, or stored before
     answer: Answer | None = None
     files: tuple[OutgoingFile, ...] = ()
     command: MessageFile | None = None  # for the orchestrator
     is_carried_out: bool = False  # the command was, before a crash
     messages: tuple[SystemMessage, ...] = ()
-    bounced: Mapping[str, str] = NOBODY_BOUNCED  # recipients that are gone -> why
-    ended: tuple[EndedDelivery, ...] = ()
-    reminders: tuple[Reminder, ...] = ()
+    changes: DeliveryChanges = DeliveryChanges()
     effects: Effects = NO_EFFECTS
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why its file is refused."""
+        return None if self.inbound is None else self.inbound.refusal
 
     @property
     def message_id(self) -> str:

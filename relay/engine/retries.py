@@ -12,7 +12,6 @@ The guide's numbered steps give one retry less than its table; the table, which 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum, auto
 from math import inf
 from typing import NamedTuple
 
@@ -43,20 +42,12 @@ BATCH = 256  # deliveries that ``due`` hands out at once
 FORGET_PER_MS = 16  # entries of the exactly-once set scanned: 1 ms of pause for so many
 
 
-class RetryDecision(Enum):
-    """The next step for an overdue delivery."""
-
-    RETRY = auto()  # its next attempt
-    EXPIRED = auto()  # its ttl has passed
-    DEAD = auto()  # its attempts are exhausted, or it is too old
-
-
 class OverdueDelivery(NamedTuple):
     """A delivery that needs action now."""
 
     message: Message
     recipient: str
-    decision: RetryDecision
+    state: DeliveryState  # Waiting: its next attempt is due; Expired or Dead: its end
     attempt: int  # the one that is due, or the last that was made
     reason: str  # why it ended; empty for a retry
 
@@ -188,15 +179,15 @@ class Retries:
             return None
         if (over_ns := message.ttl_over_ns) is not None and now_ms * NS_PER_MS >= over_ns:
             reason = TTL_OVER.format(ttl=message.ttl)
-            return OverdueDelivery(message, recipient, RetryDecision.EXPIRED, attempt, reason)
+            return OverdueDelivery(message, recipient, DeliveryState.EXPIRED, attempt, reason)
         if is_waiting:
             if self._is_duplicate(message, recipient, now_ms):
                 self._count_attempt(message, recipient, delivery, now_ms)
                 return None
-            return OverdueDelivery(message, recipient, RetryDecision.RETRY, attempt + 1, "")
+            return OverdueDelivery(message, recipient, DeliveryState.WAITING, attempt + 1, "")
         reason = self._dead_letter_reason(message, delivery)
         if reason:
-            return OverdueDelivery(message, recipient, RetryDecision.DEAD, attempt, reason)
+            return OverdueDelivery(message, recipient, DeliveryState.DEAD, attempt, reason)
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._is_duplicate(message, recipient, now_ms):
             # it must outlive the attempt it suppresses, and the wait before the next one

@@ -210,16 +210,8 @@ def _deliveries_staged(state: State, event: events.DeliveriesStaged) -> None:
     state.modified_at = event.at
 
 
-def _file_refused(state: State, event: events.FileRefused) -> None:
-    """Only for the record; the store does not change."""
-
-
-def _late_read(state: State, event: events.LateRead) -> None:
-    """Only for the record; the delivery's state does not change."""
-
-
-def _for_the_record(state: State, event: events.OfferChanged | events.AgentRung) -> None:
-    """Only for the record; the store does not change."""
+def _for_the_record(state: State, event: events.Event) -> None:
+    """Nothing: the store does not change."""
 
 
 def _message_received(state: State, event: events.MessageReceived) -> None:
@@ -467,9 +459,9 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.DeliveriesAdded: _deliveries_added,
     events.DeliveriesMoved: _deliveries_moved,
     events.DeliveriesStaged: _deliveries_staged,
-    events.FileRefused: _file_refused,
+    events.FileRefused: _for_the_record,
     events.MessageReceived: _message_received,
-    events.LateRead: _late_read,
+    events.LateRead: _for_the_record,
     events.OfferChanged: _for_the_record,
     events.AgentRung: _for_the_record,
     events.DeliveryTimed: _delivery_timed,

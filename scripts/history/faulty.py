@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from relay.acomm.model import DeliveryState
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.incidents import IncidentKind, Refusal, RefusalCode
 from relay.base.message import Kind
 from relay.base.names import uuid4_of
 from relay.delivery.file_ops import render_delivered
 from relay.delivery.router import new_message
-from relay.engine.retries import RetryDecision
 from relay.ledger.agents import STUCK, ProcessRow
 from scripts.history.books import Delivered
 from scripts.history.engine import Sent
@@ -262,7 +262,7 @@ class FaultyHistory(History):
         """Do what the relay does when an acknowledgment is overdue."""
         found, now = self.engine.overdue(sent), self.clock.now_ns()
         what = (row.message_id, row.recipient)
-        if found is not None and found.decision is RetryDecision.RETRY:
+        if found is not None and found.state is DeliveryState.WAITING:
             before = row.staged_at, row.written_at
             row = row._replace(attempt=found.attempt, staged_at=now, written_at=now + 200_000)
             self.engine.stage(sent, found.attempt)

@@ -45,7 +45,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
     message, answer = sorted(work.files, key=lambda posting: posting.is_own)
     assert message.recipients == ("bob",)
-    assert tuple(work.plan.bounced) == ("carol",)
+    assert tuple(work.plan.changes.bounced) == ("carol",)
     assert answer.recipients == ("alice",)
     assert said(work).startswith("carol: no longer an agent, did not get")
     stored = table.store.messages.find_by_relay_id(work.plan.message_id)
@@ -187,11 +187,11 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
 def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
-    assert (again.plan.refusal, [*again.plan.bounced]) == (None, ["dave"])
+    assert (again.plan.refusal, [*again.plan.changes.bounced]) == (None, ["dave"])
     stored = table.store.messages.find_by_relay_id(first.plan.message_id)
     assert stored
     table.store.deliveries.deliver(stored.id, ["dave"])
-    assert table.decide("TO: dave\n\nhi", number=7).plan.bounced == {}
+    assert table.decide("TO: dave\n\nhi", number=7).plan.changes.bounced == {}
 
 
 # -- answers -------------------------------------------------------------------------------

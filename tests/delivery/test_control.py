@@ -182,10 +182,6 @@ def test_a_name_that_is_none_of_ours(store: Engine) -> None:
 # -- the others ----------------------------------------------------------------------------
 
 
-def test_a_status_is_told_not_asked(store: Engine) -> None:
-    assert ask(store, "status", "compiling") == ControlReply(None)
-
-
 OTHERS = set(Kind) - CHANNEL_KINDS - {Kind.STATUS, Kind.COMMAND, Kind.REMINDER}
 
 

@@ -20,7 +20,7 @@ from relay.acomm.model import (
 from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.commstore.store import CommStore
 from relay.engine import events
-from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM, RetryDecision
+from relay.engine.retries import DEAD_LETTER_TOPIC, SYSTEM
 from tests.engine.support import (
     AT_LEAST_ONCE,
     after,
@@ -200,7 +200,7 @@ def test_an_owner_that_delivers_by_itself_is_told_what_is_due(scene: Scene) -> N
     assert scene.store.engine.retries.due() == []  # it waits from now on
     scene.clock.advance(1.1)
     (one,) = scene.store.engine.retries.due()
-    assert (one.recipient, one.decision, one.attempt) == ("worker", RetryDecision.RETRY, 2)
+    assert (one.recipient, one.state, one.attempt) == ("worker", DeliveryState.WAITING, 2)
     assert scene.store.engine.retries.due() == [one]  # until it is done
     scene.store.engine.deliveries.schedule_retry(
         sent, "worker", scene.clock.now_ns() // 10**6 + 500
