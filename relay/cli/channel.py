@@ -107,7 +107,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 
 
 def _facts(store: Engine, found: Channel) -> dict[str, Any]:
-    from relay.delivery.filters import in_words
+    from relay.delivery.channel_fields import in_words
 
     config = found.config
     return {

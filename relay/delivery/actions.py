@@ -13,19 +13,15 @@ from typing import NamedTuple
 
 from relay.acomm.model import (
     Channel,
-    ChannelConfig,
     ChannelState,
     ChannelType,
     DeadLetter,
-    DeliveryMode,
-    Retention,
-    RetentionKind,
 )
 from relay.agents.status import RETIRE, REVIVE, parse_status_command
-from relay.base.clock import Clock, duration_ms
+from relay.base.clock import NS_PER_MS, Clock, duration_ms
 from relay.base.errors import Refused
 from relay.base.incidents import Incident, IncidentKind
-from relay.base.message import DELIVERY_MODES, DIGITS
+from relay.base.message import DIGITS
 from relay.base.names import (
     DIRECT_PREFIX,
     EVERYONE_CHANNEL,
@@ -38,18 +34,19 @@ from relay.base.names import (
 )
 from relay.base.text import plural
 from relay.delivery.cancel import CANCEL, find_message, recorded_cancellation
-from relay.delivery.filters import filter_of, where
+from relay.delivery.channel_fields import SETTINGS, filter_of, settings_of, where
 from relay.delivery.values import (
     PUBLIC_KEY,
     ControlReply,
     Effects,
-    IdleRequest,
     Pack,
     Prune,
+    Subject,
 )
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.journal.tier_plan import PRUNE, SEAL, VERBS, JournalCommand
+from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
 
 TYPES = {
     "group": ChannelType.GROUP,
@@ -63,25 +60,27 @@ STATES = {
     "channel.drain": ChannelState.DRAINING,
     "channel.close": ChannelState.CLOSED,
 }
-# Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
-SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 NO_KEY = "none"
 IDLE_WITHIN = "24h"  # a request to be told when an agent is idle is given up
 REGISTER_KEY = "agent.key"
 JOURNAL_ACCEPTED = "journal.{} started; `relay journal status` shows the result"
-RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 
 
 ActionResult = str | ControlReply  # a line that says what is so now; or that and its effects
 
 
 class ControlCommand(NamedTuple):
-    """One command: its action, its fields and its sender."""
+    """One command: its action, its fields and the message that has it."""
 
     action: str
     fields: dict[str, str]  # by upper-case name, ACTION left out
-    sender: str
+    subject: Subject
     lead: str | None
+
+    @property
+    def sender(self) -> str:
+        """The agent that sent it."""
+        return self.subject.agent
 
     @property
     def is_privileged(self) -> bool:
@@ -104,10 +103,12 @@ class Action(NamedTuple):
     has_settings: bool = False
 
 
-def execute(fields: dict[str, str], sender: str, lead: str | None, store: Engine) -> ActionResult:
+def execute(
+    fields: dict[str, str], subject: Subject, lead: str | None, store: Engine
+) -> ActionResult:
     """Execute a command. Errors: Refused and CommError, with nothing changed.
 
-    ``lead``: the agent with that role, if known.
+    ``subject``: the message that has it. ``lead``: the agent with that role, if known.
     """
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
@@ -124,17 +125,18 @@ def execute(fields: dict[str, str], sender: str, lead: str | None, store: Engine
         raise Refused(
             f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
         )
-    return action.do(ControlCommand(name, given, sender, lead), store)
+    return action.do(ControlCommand(name, given, subject, lead), store)
 
 
-def recorded_effects(fields: dict[str, str], sender: str, store: Engine) -> Effects:
+def recorded_effects(fields: dict[str, str], subject: Subject, store: Engine) -> Effects:
     """The effects on the ledger of a command that was executed before a crash."""
+    sender = subject.agent
     given = dict(fields)
     name = given.pop("ACTION", "").lower()
     if name == CANCEL:
         return recorded_cancellation(given.get("ID", ""), sender, store)
     if name == REGISTER_KEY:
-        return _register_key(ControlCommand(name, given, sender, lead=sender), store).effects
+        return _register_key(ControlCommand(name, given, subject, lead=sender), store).effects
     return Effects(status_change=parse_status_command(name, given, sender))
 
 
@@ -153,7 +155,7 @@ def _create(command: ControlCommand, store: Engine) -> str:
             f"not {command.sender}"
         )
     _check_agent("OWNER", owner)
-    settings = _settings(command)
+    settings = settings_of(command.settings)
     trials = Engine(Clock())
     trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
     known = store.channels.get_by_name(name)
@@ -219,7 +221,7 @@ def _unsubscribe(command: ControlCommand, store: Engine) -> str:
 
 def _configure(command: ControlCommand, store: Engine) -> str:
     channel = _own_channel(command, store)
-    settings = _settings(command)
+    settings = settings_of(command.settings)
     if not settings:
         raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
     store.channels.configure(channel.id, **settings)
@@ -294,45 +296,6 @@ def _agent(command: ControlCommand, channel: Channel) -> str:
 def _check_agent(field: str, name: str) -> None:
     if not is_agent_name(name):
         raise Refused(f"{field} {name[:70]!r} is not a valid agent name")
-
-
-def _settings(command: ControlCommand) -> dict[str, object]:
-    """The settings of a command, as the engine takes them; the engine checks the values."""
-    unknown = [name for name in command.settings if name not in SETTINGS]
-    if unknown:
-        raise Refused(f"setting {unknown[0]} does not exist: expected one of {_list(SETTINGS)}")
-    return {name: _value(name, text) for name, text in command.settings.items()}
-
-
-def _value(name: str, text: str) -> object:
-    if name == "delivery":
-        if text.lower() not in DELIVERY_MODES:
-            raise Refused(f"delivery {text[:60]!r} is not one of {_list(DELIVERY_MODES)}")
-        return DeliveryMode(DELIVERY_MODES.index(text.lower()))
-    if name == "retention":
-        return _retention(text)
-    if name == "description":
-        return None if text.lower() == "none" else text
-    if name == "tags":
-        return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
-    words: dict[str, object] = {"none": None, "true": True, "false": False}
-    if DIGITS.fullmatch(text):
-        return int(text)
-    if name != "flush" and text.lower() not in words:
-        raise Refused(f"{name}: expected an integer, true, false or none, got {text[:60]!r}")
-    return words.get(text.lower(), text[:60])
-
-
-def _retention(text: str) -> Retention:
-    word, _, amount = text.lower().partition(" ")
-    is_forever = word == RETENTION_WORDS[RetentionKind.FOREVER]
-    is_amount = bool(DIGITS.fullmatch(amount.strip())) and int(amount) > 0
-    if word not in RETENTION_WORDS or is_forever == is_amount or (is_forever and amount):
-        raise Refused(
-            f"retention {text[:60]!r} is not one of forever, duration SECONDS, count MESSAGES, "
-            "size BYTES"
-        )
-    return Retention(RetentionKind(RETENTION_WORDS.index(word)), int(amount or 0))
 
 
 # -- messages and dead letters ---------------------------------------------------------------
@@ -433,7 +396,11 @@ def _set_agent_status(command: ControlCommand, store: Engine) -> ControlReply:
 
 def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
     """The request to be told when an agent is idle; the caller checks that it has a session."""
-    name, message_id = command.fields["NAME"], command.fields.get("ID", "")
+    subject, name, message_id = (
+        command.subject,
+        command.fields["NAME"],
+        command.fields.get("ID", ""),
+    )
     _check_agent("NAME", name)
     if message_id and message_id_of(message_id + MSG_SUFFIX) is None:
         raise Refused(f"ID {message_id[:70]!r} is not a message id")
@@ -441,7 +408,16 @@ def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
         within_ms = duration_ms(command.fields.get("WITHIN", IDLE_WITHIN), "ms", 1)
     except ValueError as exc:
         raise Refused(f"WITHIN: {exc}") from exc
-    return ControlReply(None, effects=Effects(idle=IdleRequest(name, message_id, within_ms)))
+    asked = PendingOperation(
+        NOTIFY_IDLE,
+        subject.message_id,
+        subject.agent,
+        subject.at_ns,
+        name,
+        message_id=message_id,
+        until=subject.at_ns + within_ms * NS_PER_MS,
+    )
+    return ControlReply(None, effects=Effects(idle=asked))
 
 
 # -- retention -------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from relay.base.errors import CommError, MessageError, Refused, UnsafePath
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
+from relay.delivery.channel_fields import filter_of
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.filters import filter_of
 from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject, SystemMessage
@@ -73,7 +73,7 @@ class Orchestrator:
         if message.kind is Kind.STATUS:
             note = message.content.decode()[:MAX_NOTE]
             return ControlReply(None, effects=Effects(status_note=note))
-        reply = handle(message, sender, self._store, lead)
+        reply = handle(message, subject, self._store, lead)
         if reply.effects.cancellation is not None:
             return self._canceller.cancel(reply.effects.cancellation)
         idle = reply.effects.idle
@@ -121,14 +121,15 @@ class Orchestrator:
 
 
 def handle(
-    message: MessageFile, sender: str, store: Engine, lead: str | None = None
+    message: MessageFile, subject: Subject, store: Engine, lead: str | None = None
 ) -> ControlReply:
     """Execute a control message, once; repeating it changes nothing.
 
-    ``lead``: the agent with that role, if known; it has the operator's permissions.
+    ``subject``: the message. ``lead``: the agent with that role, if known; it has the operator's
+    permissions.
     """
     if message.kind is Kind.COMMAND:
-        return _command(message, sender, store, lead)
+        return _command(message, subject, store, lead)
     if message.kind not in CHANNEL_KINDS:
         return ControlReply(
             False,
@@ -150,21 +151,23 @@ def handle(
             f"CHANNEL is missing: {message.kind} needs `TO: #name`, or a body line `CHANNEL: name`",
         )
     try:
-        return ControlReply(True, _change_channel(message.kind, name, fields, sender, store))
+        return ControlReply(True, _change_channel(message.kind, name, fields, subject, store))
     except (CommError, Refused) as exc:
         return ControlReply(False, str(exc))
 
 
-def _command(message: MessageFile, sender: str, store: Engine, lead: str | None) -> ControlReply:
+def _command(
+    message: MessageFile, subject: Subject, store: Engine, lead: str | None
+) -> ControlReply:
     try:
-        done = actions.execute(command_fields(message), sender, lead, store)
+        done = actions.execute(command_fields(message), subject, lead, store)
     except (CommError, MessageError, Refused) as exc:
         return ControlReply(False, str(exc))
     return ControlReply(True, done) if isinstance(done, str) else done
 
 
 def _change_channel(
-    kind: Kind, name: str, fields: dict[str, str], sender: str, store: Engine
+    kind: Kind, name: str, fields: dict[str, str], subject: Subject, store: Engine
 ) -> str:
     """Do what the ACTION of the same name does; who joins or subscribes first makes the channel.
 
@@ -173,8 +176,8 @@ def _change_channel(
     actions.valid_channel_name(name, kind)
     is_new = store.channels.get_by_name(name) is None
     if is_new and kind is Kind.JOIN:
-        store.channels.create(name, ChannelType.GROUP, sender)
-        return f"created the group {name}, its owner is {sender}"
+        store.channels.create(name, ChannelType.GROUP, subject.agent)
+        return f"created the group {name}, its owner is {subject.agent}"
     action = f"channel.{kind}"
     given = {field: fields[field] for field in FIELDS.get(kind, ()) if fields.get(field)}
     done = {"ACTION": action, **given, "CHANNEL": name}
@@ -182,6 +185,6 @@ def _change_channel(
         # What is refused must not leave an empty channel behind.
         rules.match_mode(given["PATTERN"])
         filter_of(given.get("FILTER", ""))
-        store.channels.create(name, ChannelType.PUB_SUB, sender)
-        return f"created the channel {name}; {actions.execute(done, sender, None, store)}"
-    return str(actions.execute(done, sender, None, store))
+        store.channels.create(name, ChannelType.PUB_SUB, subject.agent)
+        return f"created the channel {name}; {actions.execute(done, subject, None, store)}"
+    return str(actions.execute(done, subject, None, store))

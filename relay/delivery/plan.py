@@ -294,7 +294,7 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
         effects = plan.effects
         if kind is Kind.ACK and message.kind is Kind.COMMAND:
             # what goes into the ledger with it may not have got there
-            effects = recorded_effects(command_fields(message), plan.subject.agent, store)
+            effects = recorded_effects(command_fields(message), plan.subject, store)
             effects = replace(effects, may_repeat=plan.effects.may_repeat)
         return replace(
             plan,

@@ -259,7 +259,7 @@ class LedgerWriter:
             processes.close_operations(effects.closed_intents, now)
             processes.put([effects.process] if effects.process is not None else [])
         if effects.idle is not None:
-            processes.add_operations([effects.idle.operation(applied.plan.subject)], now)
+            processes.add_operations([effects.idle], now)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)

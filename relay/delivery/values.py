@@ -24,7 +24,7 @@ from relay.acomm.model import (
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
-from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.clock import NS_PER_S
 from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
@@ -32,7 +32,7 @@ from relay.base.names import answer_id, message_id_of, shown
 from relay.engine.messages import NewMessage
 from relay.journal.tier_plan import JournalCommand
 from relay.ledger import CANCELLED
-from relay.ledger.agents import NOTIFY_IDLE, PendingOperation, ProcessRow
+from relay.ledger.agents import PendingOperation, ProcessRow
 from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import FileFacts
 
@@ -270,27 +270,6 @@ class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
     reminders: tuple[Reminder, ...] = ()
 
 
-class IdleRequest(NamedTuple):
-    """A request to be told when an agent is idle."""
-
-    name: str
-    message_id: str  # only once it has this message; empty: in any case
-    within_ms: int  # given up after that
-
-    def operation(self, subject: Subject) -> PendingOperation:
-        """The ledger's entry; ``subject``: the message that asks."""
-        until = subject.at_ns + self.within_ms * NS_PER_MS
-        return PendingOperation(
-            NOTIFY_IDLE,
-            subject.message_id,
-            subject.agent,
-            subject.at_ns,
-            self.name,
-            message_id=self.message_id,
-            until=until,
-        )
-
-
 class Cancellation(NamedTuple):
     """A message that is to be taken back from those that have not read it."""
 
@@ -336,7 +315,7 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     process: ProcessRow | None = None  # its new row
     closed_intents: tuple[int, ...] = ()
     job: Job | None = None
-    idle: IdleRequest | None = None
+    idle: PendingOperation | None = None  # a request to be told when an agent is idle
     cancellation: Cancellation | None = None
     cancelled: tuple[EndedDelivery, ...] = ()  # by it
 

@@ -13,8 +13,9 @@ from relay.cli import COMMANDS, SECTIONS, cli, run
 from relay.cli.channel import TYPES, config
 from relay.cli.listing import FORMER_SORTS
 from relay.cli.listing import TYPES as MESSAGE_TYPES
-from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.actions import ACTIONS
 from relay.delivery.actions import TYPES as CHANNEL_TYPES
+from relay.delivery.channel_fields import SETTINGS
 from tests.documents import read_page, tables
 
 

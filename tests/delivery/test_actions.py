@@ -16,10 +16,10 @@ from relay.acomm.model import (
     RetentionKind,
 )
 from relay.base.message import parse
-from relay.delivery import actions
-from relay.delivery.actions import ACTIONS, SETTINGS
+from relay.delivery.actions import ACTIONS
+from relay.delivery.channel_fields import SETTINGS, settings_of
 from relay.delivery.control import handle
-from relay.delivery.values import ControlReply
+from relay.delivery.values import ControlReply, Subject
 from relay.engine.engine import Engine
 from relay.journal.tier_plan import JournalCommand
 from tests.engine.support import AT_LEAST_ONCE, channel_of, group_of, send
@@ -32,7 +32,7 @@ def ask(
     store: Engine, body: str, sender: str = "operator", lead: str | None = None, head: str = ""
 ) -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: command\n{head}\n{body}"
-    answer = handle(parse(text.encode()), sender, store, lead)
+    answer = handle(parse(text.encode()), Subject(agent=sender), store, lead)
     assert answer.text and "\n" not in answer.text
     return answer
 
@@ -359,7 +359,7 @@ def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: E
     ],
 )
 def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -> None:
-    assert actions._value(name, text) == value
+    assert settings_of({name: text}) == {name: value}
 
 
 # -- dead letters --------------------------------------------------------------------------

@@ -7,14 +7,14 @@ import pytest
 from relay.acomm.model import ChannelType, MessageType, Priority
 from relay.base.message import CHANNEL_KINDS, Kind, parse
 from relay.delivery.control import handle
-from relay.delivery.values import ControlReply
+from relay.delivery.values import ControlReply, Subject
 from relay.engine.engine import Engine
 from tests.engine.support import channel_of, group_of, routed, send
 
 
 def ask(store: Engine, kind: str, body: str, sender: str = "alice") -> ControlReply:
     text = f"TO: __orchestrator__\nKIND: {kind}\nRE: 1769851800000000000-\n\n{body}"
-    answer = handle(parse(text.encode()), sender, store)
+    answer = handle(parse(text.encode()), Subject(agent=sender), store)
     assert "\n" not in answer.text
     return answer
 

@@ -1,19 +1,73 @@
-"""Subscription filters as text: `sender=ci priority=0,1 type=Command match=REGEX`.
+"""The fields of channel commands as text: settings, and the filter of a subscription.
 
-Each term narrows what the pattern matches; all must hold. ``match`` comes last and extends to the
-end of the line.
+    MAX_PENDING: 10 · RETENTION: count 100 · TAGS: ci, build
+    FILTER: sender=ci priority=0,1 type=Command match=REGEX
+
+Each term of a filter narrows what the pattern matches; all must hold. ``match`` comes last and
+extends to the end of the line.
 """
 
 from __future__ import annotations
 
-from relay.acomm.model import MessageFilter, MessageType, Priority
+from relay.acomm.model import (
+    ChannelConfig,
+    DeliveryMode,
+    MessageFilter,
+    MessageType,
+    Priority,
+    Retention,
+    RetentionKind,
+)
 from relay.base.errors import Refused
+from relay.base.message import DELIVERY_MODES, DIGITS
 from relay.base.names import is_agent_name
 from relay.engine.query import check_filter
 
+# Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
+SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
+RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 FORM = "sender=NAME, type=Command,Query, priority=0,1 and, last, match=REGEX"
 _TYPES = {kind.label.lower(): kind for kind in MessageType}
 _PRIORITIES = {str(int(priority)): priority for priority in Priority}
+
+
+def settings_of(given: dict[str, str]) -> dict[str, object]:
+    """Settings as the engine takes them; the engine checks the values. Errors: Refused."""
+    unknown = [name for name in given if name not in SETTINGS]
+    if unknown:
+        raise Refused(f"setting {unknown[0]} does not exist: expected one of {', '.join(SETTINGS)}")
+    return {name: _value(name, text) for name, text in given.items()}
+
+
+def _value(name: str, text: str) -> object:
+    if name == "delivery":
+        if text.lower() not in DELIVERY_MODES:
+            raise Refused(f"delivery {text[:60]!r} is not one of {', '.join(DELIVERY_MODES)}")
+        return DeliveryMode(DELIVERY_MODES.index(text.lower()))
+    if name == "retention":
+        return _retention(text)
+    if name == "description":
+        return None if text.lower() == "none" else text
+    if name == "tags":
+        return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
+    words: dict[str, object] = {"none": None, "true": True, "false": False}
+    if DIGITS.fullmatch(text):
+        return int(text)
+    if name != "flush" and text.lower() not in words:
+        raise Refused(f"{name}: expected an integer, true, false or none, got {text[:60]!r}")
+    return words.get(text.lower(), text[:60])
+
+
+def _retention(text: str) -> Retention:
+    word, _, amount = text.lower().partition(" ")
+    is_forever = word == RETENTION_WORDS[RetentionKind.FOREVER]
+    is_amount = bool(DIGITS.fullmatch(amount.strip())) and int(amount) > 0
+    if word not in RETENTION_WORDS or is_forever == is_amount or (is_forever and amount):
+        raise Refused(
+            f"retention {text[:60]!r} is not one of forever, duration SECONDS, count MESSAGES, "
+            "size BYTES"
+        )
+    return Retention(RetentionKind(RETENTION_WORDS.index(word)), int(amount or 0))
 
 
 def filter_of(text: str) -> MessageFilter | None:
