@@ -21,9 +21,8 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, sha256_hex
 from relay.engine import events, rules
 from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
-from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
+from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, OfferChange
 from relay.ledger.ledger import FileFacts, Ledger
-from relay.ledger.offers import OfferChange
 
 _STATES = {
     DeliveryState.SENT: "held",

@@ -32,13 +32,9 @@ from relay.delivery.limits import RateLimit
 from relay.delivery.record import LedgerWriter
 from relay.engine import events
 from relay.engine.engine import Engine
+from relay.ledger import IN_CONTEXT, OFFERED, RETURNED
+from relay.ledger.deliveries import MOST_OFFERS
 from relay.ledger.ledger import Ledger
-from relay.ledger.offers import (
-    IN_CONTEXT,
-    MOST_OFFERS,
-    OFFERED,
-    RETURNED,
-)
 from relay.reach import report
 
 MOST_FILES = 64  # in one turn

@@ -6,6 +6,7 @@ Here: words of its columns, for commands that read it and need nothing else of t
 from relay.base.outcomes import CANCELLED as CANCELLED
 from relay.base.outcomes import REMOVED as REMOVED
 
+OFFERED, IN_CONTEXT, RETURNED = "offered", "in_context", "returned"  # states of an offer
 TAKEN = "taken"  # read_how: the file is in inbox/.read
 # What stands in inboxes, dead letters among it; each half has an index.
 UNREAD = """(SELECT message_id, recipient, written_at FROM deliveries WHERE state = 'written'

@@ -23,8 +23,7 @@ from relay.base.incidents import Refusal
 from relay.base.names import shown
 from relay.ledger import file as ledger_file
 from relay.ledger.agents import AgentTable, ProcessTable
-from relay.ledger.deliveries import DeliveryTable
-from relay.ledger.offers import OfferTable
+from relay.ledger.deliveries import DeliveryTable, OfferTable
 from relay.ledger.schema import set_up
 
 Fact = TypeVar("Fact")

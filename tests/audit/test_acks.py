@@ -9,10 +9,9 @@ import pytest
 
 from relay.acomm.model import DeliveryState, MessageType
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.ledger import TAKEN
-from relay.ledger.deliveries import ObligationFacts
+from relay.ledger import IN_CONTEXT, OFFERED, RETURNED, TAKEN
+from relay.ledger.deliveries import ObligationFacts, OfferChange
 from relay.ledger.ledger import Ledger
-from relay.ledger.offers import IN_CONTEXT, OFFERED, RETURNED, OfferChange
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.home_journal import Change, moved, write_journal
 from tests.audit.second_engine import Said
