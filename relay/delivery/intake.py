@@ -66,7 +66,7 @@ class Intake:
         detection: DetectionSettings,
         limits: LimitSettings,
         clock: Clock,
-        log: Callable[..., object] = lambda *_, **__: None,
+        log: Callable[..., object],
         security: SecuritySettings | None = None,
     ) -> None:
         self._max_body = limits.max_body_bytes
@@ -120,20 +120,6 @@ class Intake:
                 on_report(agent, name)
         is_pending = self._pending_files.scan(dirs, agent)
         return is_pending or any(name.endswith((MSG_SUFFIX, SUFFIX)) for name in names)
-
-    def pop_new_alerts(self) -> list[Incident]:
-        """Limits exceeded since the last call, each to be reported once."""
-        return [
-            Incident(
-                IncidentKind.RATE_LIMITED,
-                agent,
-                f"agents/{agent}/outbox",
-                f"{agent} sends faster than {self.rate_limit.rate_per_s} messages a second "
-                "(security.rate_per_s): excess messages wait in the outbox, "
-                "nothing is lost",
-            )
-            for agent in self.rate_limit.pop_new_alerts()
-        ]
 
     def read_batch(self, dirs: Dirs, limit: int) -> list[Inbound]:
         """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""

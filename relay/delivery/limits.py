@@ -24,6 +24,14 @@ SLICES_PER_S = 20
 CALM_NS = 60 * NS_PER_S  # nothing held for so long: the episode has ended
 
 
+class Alert(NamedTuple):
+    """A limit that was exceeded: to be reported, once."""
+
+    incident: Incident
+    key: str  # of the notice
+    at_ns: int  # Unix nanoseconds
+
+
 class _Bucket:
     __slots__ = ("at_ns", "held_ns", "tokens")
 
@@ -41,7 +49,7 @@ class RateLimit:
         self._burst = burst
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
-        self.alerts: list[str] = []  # agents whose episode is to be reported
+        self.alerts: list[Alert] = []  # of episodes, to be reported
 
     def allowance(self, agent: str) -> int:
         """Number of messages the agent may send now."""
@@ -59,15 +67,18 @@ class RateLimit:
         """Time until an agent with an empty bucket may send a few messages; begins an episode."""
         bucket = self._buckets[agent]
         if bucket.held_ns is None:
-            self.alerts.append(agent)
+            self.alerts.append(self._alert(agent))
         bucket.held_ns = bucket.at_ns
         wanted = min(max(1, self.rate_per_s // SLICES_PER_S), self._burst)
         return max(1, int((wanted - bucket.tokens) * NS_PER_S / self.rate_per_s) + 1)
 
-    def pop_new_alerts(self) -> list[str]:
-        """Agents whose episode began since the last call."""
-        alerts, self.alerts = self.alerts, []
-        return alerts
+    def _alert(self, agent: str) -> Alert:
+        detail = (
+            f"{agent} sends faster than {self.rate_per_s} messages a second "
+            "(security.rate_per_s): excess messages wait in the outbox, nothing is lost"
+        )
+        kind, now = IncidentKind.RATE_LIMITED, self._clock.now_ns()
+        return Alert(Incident(kind, agent, f"agents/{agent}/outbox", detail), f"{kind} {now}", now)
 
     def sweep(self) -> None:
         """Drop full buckets, so that idle agents cost nothing."""
@@ -89,14 +100,6 @@ LOOP_WINDOW_NS = 60 * NS_PER_S
 LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it has ended
 
 
-class ReplyLoop(NamedTuple):
-    """A loop of replies that was just detected."""
-
-    message_id: str  # of the first that is held
-    at_ns: int  # when that was discovered
-    incident: Incident
-
-
 class ReplyLoops:
     """Detects reply loops. Owned by the loop."""
 
@@ -105,7 +108,7 @@ class ReplyLoops:
         self._most = most
         self._clock = clock
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
-        self.alerts: list[ReplyLoop] = []  # to be reported
+        self.alerts: list[Alert] = []  # to be reported
 
     def check(self, inbound: Inbound) -> str:
         """The reason to hold a message; empty if there is none. May begin a loop."""
@@ -129,17 +132,8 @@ class ReplyLoops:
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"
             path = f"agents/{agent}/outbox"
             incident = Incident(IncidentKind.REPLY_LOOP, agent, path, detail)
-            self.alerts.append(ReplyLoop(message_id, inbound.discovered_at, incident))
+            self.alerts.append(Alert(incident, f"loop {message_id}", inbound.discovered_at))
         return f"{why} (limits.reply_depth): it waits until they are fewer"
-
-    def pop_new(self) -> list[ReplyLoop]:
-        """Loops detected since the last call, to be reported."""
-        alerts, self.alerts = self.alerts, []
-        return alerts
-
-    def requeue(self, loops: list[ReplyLoop]) -> None:
-        """Report these loops later."""
-        self.alerts = loops + self.alerts
 
     def _is_new(self, agents: frozenset[str]) -> bool:
         """True unless a message between these agents was held lately."""

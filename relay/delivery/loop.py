@@ -241,10 +241,9 @@ class Dispatcher:
             if batch:
                 self._process(dirs, self._screen(dirs, batch))
             begin("retry")
-            if self._reply_loops.alerts:
-                self._reply_loops.requeue(self.notifier.report_loops(self._reply_loops.pop_new()))
-            if alerts := self._intake.pop_new_alerts():
-                self.notifier.report_limits(alerts)
+            for limit in (self._reply_loops, self._intake.rate_limit):
+                if limit.alerts:
+                    limit.alerts = self.notifier.report(limit.alerts)
             self._event_source.flush_reads()
             if not paused:
                 self._reports.take(dirs)

@@ -19,7 +19,7 @@ from relay.agents.status import NO_AGENT, AgentStatus, Directory, StatusChange
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, elapsed
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs, Home
-from relay.base.incidents import Incident
+from relay.base.incidents import IncidentKind
 from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, PERMISSION, permission_ms
@@ -27,11 +27,18 @@ from relay.base.text import times
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
-from relay.delivery.file_ops import DiskFull
-from relay.delivery.limits import ReplyLoop
+from relay.delivery.limits import Alert
 from relay.delivery.plan import subject_of
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import DeliveryChanges, Effects, Plan, Reminder, Subject, SystemMessage
+from relay.delivery.values import (
+    NO_EFFECTS,
+    DeliveryChanges,
+    Effects,
+    Plan,
+    Reminder,
+    Subject,
+    SystemMessage,
+)
 from relay.engine.deliveries import MAX_REMINDERS, OverdueAnswer
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
@@ -57,7 +64,6 @@ class Notifier:
         self._states = states
         self._clock = clock
         self._log = log
-        self._pending: list[Incident] = []  # limits whose agents the disk kept us from telling
 
     def announce(
         self,
@@ -65,18 +71,16 @@ class Notifier:
         text: str,
         key: str,
         at_ns: int,
-        incident: Incident | None = None,
+        effects: Effects = NO_EFFECTS,
     ) -> bool:
         """Notify those of ``agents`` that exist, once for each key and time.
 
-        An incident is recorded with it. False if the disk or the store refuses it now, or none of
+        The effects are recorded with it. False if the disk or the store refuses it now, or none of
         them exists: call again later.
         """
         names = sorted(self._roster.agents.intersection(agents))
         plans = [planning.notice(name, at_ns, key, text) for name in names]
-        if incident is not None:
-            effects = Effects((incident,), may_repeat=True)
-            plans[:1] = [replace(plan, effects=effects) for plan in plans[:1]]
+        plans[:1] = [replace(plan, effects=effects) for plan in plans[:1]]
         return bool(plans) and not self._execute(plans).postponed
 
     def send(self, notices: Sequence[ProcessNotice]) -> set[int]:
@@ -143,39 +147,22 @@ class Notifier:
         self._log(f"Cannot greet {name} now: {reason}", action="postpone", level="warning")
         return False
 
-    def report_loops(self, loops: list[ReplyLoop]) -> list[ReplyLoop]:
-        """Report loops to lead and operator, once each; returns those to report later."""
-        left: list[ReplyLoop] = []
-        for loop in loops:
-            recipients = {OPERATOR, self._roster.lead() or OPERATOR}
-            key, detail = f"loop {loop.message_id}", loop.incident.detail
-            if self.announce(recipients, detail, key, loop.at_ns, loop.incident):
-                kind, agent = str(loop.incident.kind), loop.incident.agent
-                self._log(detail, action=kind, level="warning", agent=agent)
-            else:
-                left.append(loop)
+    def report(self, alerts: list[Alert]) -> list[Alert]:
+        """Report limits that were exceeded, once each: a loop to lead and operator, else to the
+        agent itself. Returns those to report later."""
+        left: list[Alert] = []
+        for alert in alerts:
+            incident, agent = alert.incident, alert.incident.agent or ""
+            is_loop = incident.kind is IncidentKind.REPLY_LOOP
+            recipients = {OPERATOR, self._roster.lead() or OPERATOR} if is_loop else {agent}
+            # a loop is detected again after a crash
+            effects = Effects((incident,), may_repeat=is_loop)
+            if self.announce(recipients, incident.detail, alert.key, alert.at_ns, effects):
+                kind = str(incident.kind)
+                self._log(incident.detail, action=kind, level="warning", agent=agent)
+            elif is_loop or agent in self._roster.agents:
+                left.append(alert)
         return left
-
-    def report_limits(self, incidents: list[Incident]) -> None:
-        """Notify agents that exceeded a limit, once an episode, and record the incidents."""
-        new = self._pending + incidents
-        if not new:
-            return
-        now = self._clock.now_ns()
-        plans: list[Plan] = []
-        for incident in new:
-            agent = incident.agent or ""
-            notice = planning.notice(agent, now, f"{incident.kind} {now}", incident.detail)
-            plans.append(replace(notice, effects=Effects((incident,))))
-            self._log(incident.detail, action=str(incident.kind), level="warning", agent=agent)
-        postponed = self._execute(plans).postponed
-        full = [refused.plan for refused in postponed if isinstance(refused.cause, DiskFull)]
-        self._pending = [incident for plan in full for incident in plan.effects.incidents]
-        # Where the store is full, the incidents are recorded all the same.
-        left = [
-            postponed.plan for postponed in postponed if not isinstance(postponed.cause, DiskFull)
-        ]
-        self._execute([replace(plan, messages=()) for plan in left])
 
     def _execute(self, plans: list[Plan]) -> ExecutionResult:
         if not plans:
