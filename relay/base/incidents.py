@@ -89,14 +89,6 @@ class IncidentDedup:
         self._known.update(new)
         return new
 
-    def forget(self, agent: str, kind: IncidentKind) -> None:
-        """Forget one that is over: if it comes again, it is a new incident."""
-        self._known = {
-            incident
-            for incident in self._known
-            if incident.agent != agent or incident.kind is not kind
-        }
-
 
 # Kinds of refused files: each file has its own nack and its row in messages or rejections.
 COUNTED = frozenset(

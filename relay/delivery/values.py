@@ -124,11 +124,6 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     discovered_at: int = 0  # the first time
 
     @property
-    def is_valid(self) -> bool:
-        """True for a message that is not refused so far."""
-        return self.message is not None and self.refusal is None
-
-    @property
     def is_unsafe(self) -> bool:
         """True for anything but a regular file that the agent alone owns."""
         return any(incident.kind in UNSAFE_FILES for incident in self.incidents)

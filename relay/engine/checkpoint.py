@@ -144,8 +144,9 @@ class Flusher:
         self._wake = wake
         self._key = key  # seals the file; None: it is plain
         self._journal = journal
-        # what was replayed from a journal is not in the file yet
-        self._durable = store.sequence if journal is None else store.archives.file_sequence
+        # The sequence up to which every event is in the file, as last seen. What was replayed from
+        # a journal is not in it yet.
+        self.durable = store.sequence if journal is None else store.archives.file_sequence
         self._seen = store.state.messages_sent
         self._dirty: dict[FlushPolicy, _Unwritten] = {}  # by what asks for it
         self._not_before = 0
@@ -153,11 +154,6 @@ class Flusher:
         self._retry_ns = RETRY_FIRST_NS
         self.next_ns: int | None = None  # ``due_ns`` as the last commit left it
         self.error = ""  # why the last flush failed; empty when it did not
-
-    @property
-    def durable(self) -> int:
-        """The sequence up to which every event is in the file, as last seen."""
-        return self._durable
 
     def flush_if_due(self, policy: FlushPolicy | None = None) -> int:
         """Start a flush when one is due, and say how far the store is durable.
@@ -168,7 +164,7 @@ class Flusher:
         if self._running is not None:
             self._collect()
         now = self._clock.monotonic_ns()
-        if self._store.sequence == self._durable:
+        if self._store.sequence == self.durable:
             self._dirty.clear()
         else:
             policy = policy or self._policy
@@ -181,7 +177,7 @@ class Flusher:
             self._start(now)
             self._collect()
             self.next_ns = self.due_ns()
-        return self._durable
+        return self.durable
 
     def due_ns(self) -> int | None:
         """When the next flush is due (monotonic), or None when there is nothing to write."""
@@ -203,12 +199,12 @@ class Flusher:
         if self._running is not None:
             self._running.result.exception()  # wait; the outcome is collected below
         self._collect()
-        if self._store.sequence != self._durable:
+        if self._store.sequence != self.durable:
             self._start(self._clock.monotonic_ns())
             assert self._running is not None
             self._running.result.result()
             self._collect()
-        return self._durable
+        return self.durable
 
     def _start(self, now: int) -> None:
         position = None if self._journal is None else self._journal.mark()
@@ -240,7 +236,7 @@ class Flusher:
         now = self._clock.monotonic_ns()
         error = future.exception()
         if error is None:
-            self._durable = sequence
+            self.durable = sequence
             self._store.archives.file_written(future.result(), sequence, sent)
             if self._journal is not None and position is not None:
                 self._journal.cover(position)

@@ -110,12 +110,6 @@ class Catalog:
         """One more than the highest id of any compression job so far, modulo 2^32."""
         return (self._last_job + 1) % 2**32
 
-    @property
-    def active(self) -> SegmentEntry | None:
-        """The newest entry, if it is not sealed."""
-        last = self.entries.get(max(self.entries, default=-1))
-        return last if last is not None and not last.sealed else None
-
     def apply(self, record: ManifestRecord) -> None:
         """Apply one record. Never raises: unknown types are counted, and records of removed
         segments change nothing."""

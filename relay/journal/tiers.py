@@ -2,8 +2,8 @@
 
 A step is one segment's compression, upload, eviction or the like; it runs in a thread of its own
 and shares nothing with the loop but the manifest's lock, for one append. Failed jobs are retried
-by their reason: a busy store soon, an unavailable one later, and where an operator has to act, on
-request only (``retry``, and each start of the relay).
+by their reason: a busy store soon, an unavailable one later, and where an operator has to act, with
+the next start of the relay only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NEEDS = {
 class RetryWait(NamedTuple):
     """A failed task that waits for its retry."""
 
-    due_ns: int | None  # monotonic; None: when an operator requests it
+    due_ns: int | None  # monotonic; None: with the next start
     failures: int  # in a row
     text: str
 
@@ -116,11 +116,6 @@ class Tiers:
         self._is_woken = True
         self._poll_ns = 0
 
-    def retry(self) -> None:
-        """Retry all failed tasks at the next step, on an operator's request."""
-        self._waits.clear()
-        self.wake()
-
     def enqueue(self, command: Iterator[JobResult]) -> None:
         """Queue a command, run before other steps and in their thread, one segment per step."""
         self._commands.append(command)
@@ -174,10 +169,6 @@ class Tiers:
     def entries(self) -> list[SegmentEntry]:
         """The segments, oldest first."""
         return self._manifest.entries()
-
-    def prunes(self) -> list[TierJob]:
-        """The prune jobs that are due now, oldest first."""
-        return list(tier_plan.prunes(self.entries(), self.policy, self._plan_inputs()))
 
     def hydrate(self, segment_id: int) -> bool:
         """Restore a segment to Tier 0, from the nearest good copy; False if it is there and whole.
@@ -269,13 +260,10 @@ class Tiers:
                 return text
         return None
 
-    def _plan_inputs(self) -> PlanInputs:
-        now_ms = self._clock.now_ns() // NS_PER_MS
-        return PlanInputs(now_ms, self.safe_offset, self._read_ns)
-
     def _tasks(self) -> Iterator[_Task]:
         """All planned tasks, those that free disk space first."""
-        entries, policy, inputs = self.entries(), self.policy, self._plan_inputs()
+        entries, policy, now_ms = self.entries(), self.policy, self._clock.now_ns() // NS_PER_MS
+        inputs = PlanInputs(now_ms, self.safe_offset, self._read_ns)
         deleting = self._manifest.catalog.deleting
         for entry in entries if self._remote else ():
             if entry.segment_id in deleting:

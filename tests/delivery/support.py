@@ -82,7 +82,7 @@ class Desk:
 
 def bodies(looks: list[Inbound]) -> list[bytes]:
     """The bodies of looks that are all accepted."""
-    assert all(look.is_valid for look in looks), looks
+    assert all(look.message and not look.refusal for look in looks), looks
     return [look.message.body for look in looks if look.message is not None]
 
 

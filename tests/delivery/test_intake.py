@@ -68,7 +68,7 @@ def test_a_checksum_that_was_declared_is_kept_and_of_an_empty_body_its_contents(
         declared = sha256_hex(body)
         desk.renamed(f"{text}\nCHECKSUM: sha256:{declared}\n\n".encode() + body)
         (look,) = desk.take()
-        assert look.is_valid and look.checksum == sha256_hex(kept)
+        assert not look.refusal and look.checksum == sha256_hex(kept)
 
 
 # -- written in place ----------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_a_read_of_a_message_that_no_ledger_knows_makes_no_row(make_box: MakeBox
     box = make_box("alice", "bob", config=Config(journal=journal))
     first = box.send("alice", "TO: bob\n\nfirst")
     box.send_many(40, 10)
-    box.tiers.prune(box.tiers.prunes())
+    assert box.tiers.entries()[0].base_offset > 0
     box.kill()
     for end in ("", *LEFTOVERS):
         box.path(LEDGER + end).unlink(missing_ok=True)

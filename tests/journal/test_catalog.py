@@ -35,12 +35,12 @@ def tiers(*records: ManifestRecord) -> Residency | None:
 def test_a_segment_opens_and_seals() -> None:
     active = after(opened(3, 500, at_ms=77))
     entry = SegmentEntry(3, 500, creation_ts_ms=77)
-    assert active.entries == {3: entry} and active.active == entry
+    assert active.entries == {3: entry}
     assert (entry.end_offset, entry.residency, entry.sealed) == (500, Residency.TIER0, False)
     done = after(opened(3, 500, at_ms=77), sealed(3, 500))
     assert done.entries[3] == SegmentEntry(3, 500, 152, 7, 9, 77, sealed=True)
     assert (done.entries[3].end_offset, done.entries[3].file_bytes) == (600, 192)
-    assert done.active is None and done.next_segment_id == 4
+    assert done.next_segment_id == 4
 
 
 def test_a_seal_without_its_opening_says_where_the_segment_begins() -> None:

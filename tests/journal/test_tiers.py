@@ -143,7 +143,7 @@ def test_retention_takes_the_oldest(make_stream: MakeStream, tier2: FaultyObject
     stream = make_stream(AT_ONCE, tier2)
     stream.settle(5)
     stream.tiers.policy = stream.tiers.policy._replace(keep_bytes=3 * stream.entry(0).file_bytes)
-    planned = stream.tiers.prunes()
+    planned = stream.prunes()
     assert [job.entry.segment_id for job in planned] == [0, 1]
     assert "bytes of stream" in str(planned[0])
     assert stream.residency(0) == [T0 | T1 | T2]  # planning does nothing
@@ -169,9 +169,9 @@ def test_retention_by_age(make_stream: MakeStream) -> None:
     stream.clock.advance(90)
     stream.fill(1)
     stream.cover()
-    assert stream.tiers.prunes() == []
+    assert stream.prunes() == []
     stream.clock.advance(15)
-    assert [job.entry.segment_id for job in stream.tiers.prunes()] == [0, 1]
+    assert [job.entry.segment_id for job in stream.prunes()] == [0, 1]
 
 
 def test_a_queued_deletion_is_finished(make_stream: MakeStream, tier2: FaultyObjects) -> None:

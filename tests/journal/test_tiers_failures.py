@@ -96,7 +96,7 @@ def test_wrong_credentials_wait(make_stream: MakeStream, tier2: FaultyObjects) -
     (told,) = stream.tiers.waiting()
     assert told.startswith("waits for the operator: ") and told.endswith("mend the credentials")
     tier2.fault = lambda call, key: None
-    stream.tiers.retry()
+    stream.reopen()
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1 | T2] * 2
 

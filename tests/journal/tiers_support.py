@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relay.base.clock import NS_PER_MS
+from relay.journal import tier_plan
 from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.journal import Append, Journal
 from relay.journal.manifest_format import ManifestType
 from relay.journal.manifest_reader import read_manifest
 from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
 from relay.journal.segment import SegmentPolicy
-from relay.journal.tier_plan import TierPolicy
+from relay.journal.tier_plan import PlanInputs, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 from tests.fakes import FakeClock
 from tests.journal.payloads import payload
@@ -100,6 +102,11 @@ class Stream:
             done.append(line)
             assert len(done) < 1000, done[-5:]
         return done
+
+    def prunes(self) -> list[TierJob]:
+        """What retention would remove now."""
+        inputs = PlanInputs(self.clock.now_ns() // NS_PER_MS, self.tiers.safe_offset, {})
+        return list(tier_plan.prunes(self.tiers.entries(), self.tiers.policy, inputs))
 
     def settle(self, segments: int) -> None:
         """So many segments more, covered, and whatever is due done."""
