@@ -1,11 +1,12 @@
 """``audit_runs``: what an audit costs, by the number of messages of its home.
 
-For each size a history is made (50 agents, ``scripts/make-history``), and three commands follow,
+For each size a history is made (50 agents, ``scripts/make-history``), and four commands follow,
 each in a process of its own:
 
     extract   ``relay audit extract`` into a new lake
     again     the same, when nothing is new
-    run       ``relay audit run --out``: snapshot, extract, all jobs, their tables, the report
+    run       ``relay audit run --lake --out``: snapshot, extract, all jobs, tables, the report
+    later     the same, after a relay has delivered a hundredth more messages
 
 ``cpu_s`` is of the command and all processes below it, ``peak_mb`` what they had at most of their
 own (USS), both seen ten times a second. ``us_per_message`` is the CPU time beyond an empty home's.
@@ -22,7 +23,9 @@ from typing import NamedTuple
 import psutil
 
 from relay.base.errors import EXIT_FINDINGS, EXIT_OK
-from scripts.benchmarks.common import fresh_root, note, report
+from relay.base.home import Home
+from relay.base.names import OPERATOR
+from scripts.benchmarks.common import fill, fresh_root, note, report
 from scripts.history.make import Given, History
 
 SIZES = (0, 3_000, 100_000)
@@ -49,13 +52,16 @@ def run(base: str | None, *, large: bool = False) -> None:
         home = root / f"home-{messages}"
         note(f"audit: a history of {messages} messages in {home}")
         _make(home, messages)
-        lake, out = str(root / f"lake-{messages}"), str(root / f"out-{messages}")
+        lake, kept, out = (str(root / f"{name}-{messages}") for name in ("lake", "kept", "out"))
         commands = {
             "extract": ["extract", "--lake", lake],
             "again": ["extract", "--lake", lake],
-            "run": ["run", "--out", out],
+            "run": ["run", "--lake", kept, "--out", out],
+            "later": ["run", "--lake", kept, "--out", f"{out}-later"],
         }
         for name, words in commands.items():
+            if name == "later":
+                _deliver(home, messages // 100)
             cost = _cost([sys.executable, "-m", "relay", "--home", str(home), "audit", *words])
             beyond = cost.cpu_s - empty.setdefault(name, cost.cpu_s)
             report(
@@ -76,6 +82,21 @@ def _make(home: Path, messages: int) -> None:
         return
     days = max(2.0, messages / MESSAGES_A_DAY)
     History(str(home), Given(messages, AGENTS, days, time.time_ns() - AGE_NS)).make()
+
+
+def _deliver(home: Path, messages: int) -> None:
+    """Let a relay deliver so many new messages."""
+    with Home(str(home)) as opened:
+        names = sorted(set(opened.agent_names()) - {OPERATOR})
+        made = fill(opened, names, messages) if names else []
+        left = [Path(opened.path("agents", agent, "outbox", name)) for agent, name in made]
+        relay = [sys.executable, "-m", "relay", "--home", str(home)]
+        subprocess.run([*relay, "up"], stdout=subprocess.DEVNULL, check=True)
+        while any(
+            Path(opened.path("agents", agent, "outbox", name)).exists() for agent, name in made
+        ):
+            time.sleep(LOOK_S)
+    subprocess.run([*relay, "down"], stdout=subprocess.DEVNULL, check=True)
 
 
 def _cost(command: list[str]) -> Cost:
