@@ -92,9 +92,7 @@ def _deliver(home: Path, messages: int) -> None:
         left = [Path(opened.path("agents", agent, "outbox", name)) for agent, name in made]
         relay = [sys.executable, "-m", "relay", "--home", str(home)]
         subprocess.run([*relay, "up"], stdout=subprocess.DEVNULL, check=True)
-        while any(
-            Path(opened.path("agents", agent, "outbox", name)).exists() for agent, name in made
-        ):
+        while any(path.exists() for path in left):
             time.sleep(LOOK_S)
     subprocess.run([*relay, "down"], stdout=subprocess.DEVNULL, check=True)
 
