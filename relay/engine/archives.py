@@ -127,16 +127,17 @@ class Archives:
             return 0
         by_count = kind is RetentionKind.COUNT
         kept = self.state.kept.get(channel.id, 0) + (more if by_count else more_bytes)
-        oldest_kept = self._core.now_s() - amount
+        now_s = self._core.now_s()
         past: list[int] = []
         in_vain = 0
         for message_id in self.state.index.channel(channel.id):
             message = self.state.messages[message_id]
-            is_past = (
-                message.created_at <= oldest_kept
-                if kind is RetentionKind.DURATION
-                else kept > amount
-            )
+            if kind is RetentionKind.DURATION:
+                if message.created_at > now_s:
+                    continue  # sent while the clock was ahead; those after it may be past
+                is_past = message.created_at <= now_s - amount
+            else:
+                is_past = kept > amount
             if not is_past:
                 break
             if self.is_final(message):
@@ -325,15 +326,18 @@ class Roller:
 
     def _scan(self) -> None:
         state = self._state
-        limit_s = self._clock.now_ns() // NS_PER_S - (0 if self._pressed else self._policy.after_s)
+        now_s = self._clock.now_ns() // NS_PER_S
+        limit_s = now_s - (0 if self._pressed else self._policy.after_s)
         for _ in range(min(SCAN_BATCH, len(self._unscanned))):
             number = self._unscanned.pop()
             message = state.messages.get(number)
             if message is None:
                 message = state.archive.get(number)
-            elif message.created_at > limit_s:
+            elif limit_s < message.created_at <= now_s:
                 self._unscanned = []  # the following ones are younger still
                 break
+            elif message.created_at > now_s and not self._pressed:
+                continue  # sent while the clock was ahead; those after it may be old
             if message is None or not self._archives.is_final(message):
                 continue
             self._final.append(message.id)

@@ -145,6 +145,21 @@ def test_under_pressure_age_does_not_matter(tmp_path: Path) -> None:
     assert len(scene.store.state.messages) == 0
 
 
+def test_one_sent_while_the_clock_was_ahead_holds_up_no_other(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, POLICY._replace(live_messages=10))
+    scene.clock.jump(864_000)
+    scene.send("its time is in ten days")
+    scene.clock.jump(-864_000)
+    for number in range(4):
+        scene.send(f"message {number}")
+    scene.roll(61)
+    assert bodies([*scene.store.state.messages.values()]) == ["its time is in ten days"]
+    for number in range(11):
+        scene.send(f"message {number}")
+    scene.roll()  # under pressure its age does not matter either
+    assert list(scene.store.state.messages) == []
+
+
 def test_so_many_in_one_archive(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "archive", POLICY._replace(most_messages=4))
     for n in range(10):

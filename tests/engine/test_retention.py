@@ -83,6 +83,18 @@ def test_time_alone_archives_with_tick(store: CommStore) -> None:
     assert live(store) == []
 
 
+def test_time_archives_what_follows_one_sent_while_the_clock_was_ahead(
+    store: CommStore, clock: FakeClock
+) -> None:
+    channel = group_of(store, "a", "b", retention=kept(RetentionKind.DURATION, 60))
+    clock.jump(3600)
+    send_received(store, channel.id, 1)
+    clock.jump(-3600)
+    send_received(store, channel.id, 2)
+    after(store, 60)
+    assert live(store) == [1]
+
+
 def test_a_later_policy_holds_for_what_is_there(store: CommStore, group: Channel) -> None:
     send_received(store, group.id, 5, "ten bytes!")
     store.configure_channel(group.id, retention=kept(RetentionKind.SIZE, 20))
