@@ -149,7 +149,7 @@ class ReadDetector:
 
     def _classify(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
         known = self._mailboxes.get(agent)
-        found = file_fates(dirs, agent, known, missing)
+        found = file_fates(dirs, agent, known, missing, self._clock.now_ns())
         made_at = created_ns(known)
         older = [
             message_id
@@ -253,8 +253,10 @@ class ReadDetector:
         return read
 
 
-# The kernel sets times by a clock that it moves on every few milliseconds.
+# The kernel sets times by a clock that it moves on every few milliseconds. Some file systems keep
+# whole seconds, or every other one.
 COARSE_NS = 50 * NS_PER_MS
+COARSEST_NS = 2 * NS_PER_S
 
 
 class FileFate(Enum):
@@ -285,7 +287,7 @@ def was_taken(dirs: Dirs, agent: str, message_id: str) -> bool:
 
 
 def file_fates(
-    dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int]
+    dirs: Dirs, agent: str, known: str | None, missing: Mapping[str, int], now_ns: int
 ) -> dict[str, FileFate]:
     """The fate of each of ``missing``: message id -> when it was written (Unix ns).
 
@@ -295,7 +297,8 @@ def file_fates(
     """
     inbox = dirs.get("agents", agent, "inbox")
     is_other = known is not None and _identity(inbox) != known
-    changed_at = os.fstat(inbox).st_mtime_ns + COARSE_NS
+    changed_at = os.fstat(inbox).st_mtime_ns
+    changed_at += COARSE_NS if changed_at % NS_PER_S else COARSEST_NS
     is_whole = fsio.exists(PENDING, inbox) or fsio.exists(READ, inbox)
     found: dict[str, FileFate] = {}
     for message_id, written_at in missing.items():
@@ -303,7 +306,7 @@ def file_fates(
             found[message_id] = FileFate.TAKEN
         elif fsio.exists(message_id + MSG_SUFFIX, inbox):
             found[message_id] = FileFate.PRESENT
-        elif is_other or changed_at < written_at:
+        elif is_other or changed_at < written_at <= now_ns:  # else the clock was set back
             found[message_id] = FileFate.VANISHED
         elif is_whole:  # else the whole mailbox may be being removed
             found[message_id] = FileFate.REMOVED

@@ -193,7 +193,7 @@ def _vanished(
         return set()
     try:
         with target.home.dirs() as dirs:
-            traces = reads.file_fates(dirs, agent, known, missing)
+            traces = reads.file_fates(dirs, agent, known, missing, target.clock.now_ns())
     except FileNotFoundError:
         return set(missing)
     except (OSError, UnsafePath):  # reported by the checks of files

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.base.clock import NS_PER_S
 from relay.base.watcher import WatchEvents
 from tests.box import Box
 from tests.crash.plays import Play
@@ -51,6 +52,27 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     assert read(any_box, removed) == ("read", "removed")
     (row,) = rows_of("list", "is:removed", home=any_box.root)
     assert row["id"] == removed
+
+
+def test_M02_removed_after_the_clock_was_set_back_it_does_not_come_again(box: Box) -> None:
+    sent = box.send("alice", HI)
+    box.clock.jump(-3600)
+    box.remove("bob", sent)
+    os.utime(inbox(box), ns=(box.clock.now_ns(),) * 2)  # as the kernel does, by its clock
+    box.after(1.1)
+    box.after(1.1)
+    assert read(box, sent) == ("read", "removed")
+
+
+def test_M02_removed_in_the_second_of_its_delivery_where_times_are_whole_seconds(box: Box) -> None:
+    second = box.clock.now_ns() // NS_PER_S * NS_PER_S
+    box.clock.advance((second + NS_PER_S - box.clock.now_ns() + 300_000_000) / NS_PER_S)
+    sent = box.send("alice", HI)
+    box.remove("bob", sent)
+    os.utime(inbox(box), ns=(box.clock.now_ns() // NS_PER_S * NS_PER_S,) * 2)
+    box.after(1.1)
+    box.after(1.1)
+    assert read(box, sent) == ("read", "removed")
 
 
 def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
