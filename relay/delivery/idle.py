@@ -62,7 +62,8 @@ class IdleNotices:
 
     def on_state(self, agent: str, state: str, owes: Iterable[str], session: str, at: int) -> None:
         """Take note of a state that a session reported, with the messages it has not answered."""
-        if at < self._reported.get(session, (0, ""))[0]:
+        known_at = self._reported.get(session, (0, ""))[0]
+        if at < known_at <= self._clock.now_ns():  # later than now: the clock was set back
             return
         self._reported[session] = at, state
         if state == IDLE:
@@ -130,7 +131,8 @@ class IdleNotices:
         ]
         for session in live:
             at, state = self._reported.get(session.key, (0, ""))
-            if at > session.state_at:  # the hook writes its file after the report
+            # The hook writes its file after the report. Later than now: the clock was set back.
+            if session.state_at < at <= self._clock.now_ns():
                 session.state, session.state_at = state, at
         keys = {session.key for session in live}
         self._reported = {key: state for key, state in self._reported.items() if key in keys}

@@ -116,12 +116,13 @@ class ReplyLoops:
         if answers is None or inbound.refusal:
             return ""
         agent, message_id = inbound.file.agent, inbound.file.message_id
-        since = self._clock.now_ns() - LOOP_WINDOW_NS
+        now_ns = self._clock.now_ns()
         agents = {agent}
         for _ in range(self._most + 1):
             stored = self._store.messages.find_by_relay_id(answers) if answers else None
             metadata = (stored.metadata or {}) if stored is not None else {}
-            if stored is None or int(metadata.get("created_ns") or 0) < since:
+            age_ns = now_ns - int(metadata.get("created_ns") or 0)
+            if stored is None or not 0 <= age_ns <= LOOP_WINDOW_NS:  # or the clock was set back
                 return ""
             agents.add(stored.sender)
             answers = str(metadata.get("re") or "")

@@ -78,6 +78,17 @@ def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
     assert notes(box, "operator") == []
 
 
+def test_S8_a_clock_that_is_set_back_makes_no_loop_of_a_slow_talk(box: Box) -> None:
+    box.send("alice", "TO: bob\n\nhello")
+    for _ in range(MOST + 1):
+        box.clock.advance(2)
+        assert echo(box, "alice", "bob") == 1
+    box.clock.jump(-3600)
+    assert echo(box, "alice", "bob") == 1
+    assert box.outbox("alice") + box.outbox("bob") == []
+    assert notes(box, "operator") == []
+
+
 @pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(reply_depth=3)))
 def test_S8_the_limit_is_a_setting(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")

@@ -67,6 +67,16 @@ def test_the_sender_hears_once_that_it_is_idle_and_has_not_answered(box: Box) ->
     assert len(told(box)) == 1
 
 
+def test_a_state_is_believed_after_the_clock_was_set_back(box: Box) -> None:
+    has_session(box)
+    is_now(box, WORKING)
+    box.clock.jump(-3600)
+    asked = is_read(box)
+    is_now(box, IDLE, asked)
+    (text,) = told(box)
+    assert text.startswith("notification bob is idle and has not answered the command")
+
+
 def test_what_was_answered_meanwhile_is_not_told(box: Box) -> None:
     has_session(box)
     asked = is_read(box)
