@@ -388,7 +388,7 @@ def prune_audit(ledger: Ledger, settings: RetentionSettings, now_ns: int) -> int
         return 0
     before = now_ns - settings.audit_days * DAY_NS
     with ledger.transaction():
-        pruned = ledger.agents.prune_log(before, SLICE_ROWS)
+        pruned = ledger.agents.prune_log(before, now_ns, SLICE_ROWS)
         if sum(pruned.values()):
             summary = ", ".join(
                 f"{count} rows of {table}" for table, count in pruned.items() if count

@@ -219,12 +219,15 @@ class AgentTable:
             (now_ns, kind, agent, path and shown(path), detail),
         )
 
-    def prune_log(self, before_ns: int, limit: int) -> dict[str, int]:
+    def prune_log(self, before_ns: int, now_ns: int, limit: int) -> dict[str, int]:
         """Remove up to ``limit`` of the oldest rows of audit_log and of security_events from
         before ``before_ns``; the number of rows by table."""
         removed = {}
         for table in ("audit_log", "security_events"):
-            oldest = self._db.execute(f"SELECT id, at FROM {table} ORDER BY id LIMIT ?", (limit,))
+            # Rows later than now are of a clock that was ahead: they hold up no others.
+            oldest = self._db.execute(
+                f"SELECT id, at FROM {table} WHERE at <= ? ORDER BY id LIMIT ?", (now_ns, limit)
+            )
             ids = []
             for row_id, at in oldest:
                 if at >= before_ns:
@@ -238,7 +241,8 @@ class AgentTable:
                     "WHERE CAST(value AS INTEGER) < CAST(excluded.value AS INTEGER)",
                     (str(before_ns), before_ns),
                 )
-                self._db.execute(f"DELETE FROM {table} WHERE id <= ?", (ids[-1],))
+                gone = (ids[-1], before_ns)
+                self._db.execute(f"DELETE FROM {table} WHERE id <= ? AND at < ?", gone)
         return removed
 
 

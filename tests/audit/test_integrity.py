@@ -104,7 +104,7 @@ def cut_its_log(home: HomeBuilder) -> None:
         with home.ledger.transaction():
             home.ledger.agents.add_security_event("unsigned", "alice", None, "", START_NS + number)
     with home.ledger.transaction():
-        gone = home.ledger.agents.prune_log(START_NS + 1, 100)
+        gone = home.ledger.agents.prune_log(START_NS + 1, START_NS + 10, 100)
     assert gone["security_events"] == 1
     with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         for table in ("audit_log", "security_events"):

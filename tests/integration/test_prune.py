@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from relay.audit.sources.ledger_rows import log_problems
 from relay.base.clock import iso_date
 from relay.base.config import Config, RetentionSettings
 from relay.daemon import prune
@@ -322,6 +323,19 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     said = box.sql("SELECT detail FROM security_events WHERE kind = 'audit_pruned'")
     assert sum(int(line.split()[1]) for (line,) in said) >= count
     assert len(said) == 3
+
+
+def test_a_row_of_a_clock_that_was_ahead_holds_up_no_others(box: Box) -> None:
+    old = box.clock.now_ns()
+    insert = "INSERT INTO audit_log (at, message_id, new_status) VALUES (?, ?, 'x')"
+    ahead = [(old + 4000 * DAY_NS, "ahead"), *((old, str(n)) for n in range(3))]
+    box.ledger._db.executemany(insert, ahead)
+    now = old + 400 * DAY_NS
+    box.ledger._db.execute(insert, (now, "young"))
+    assert prune.prune_audit(box.ledger, RetentionSettings(audit_days=365), now)
+    left = box.sql("SELECT message_id FROM audit_log WHERE new_status = 'x'")
+    assert left == [("ahead",), ("young",)]
+    assert log_problems(str(box.root / "ledger.db")) == []
 
 
 def test_a_slice_that_fails_removes_nothing(box: Box) -> None:

@@ -136,7 +136,11 @@ def log_problems(snapshot: str) -> list[str]:
 
 
 def _log_gap(db: sqlite3.Connection, table: str) -> str:
-    count, first, last = db.execute(f"SELECT count(*), min(id), max(id) FROM {table}").fetchone()
+    # Retention leaves rows of a clock that was ahead, and takes those after them.
+    before_last = f"at <= (SELECT at FROM {table} ORDER BY id DESC LIMIT 1)"
+    since = f"id >= (SELECT min(id) FROM {table} WHERE {before_last})"
+    rows = f"SELECT count(*), min(id), max(id) FROM {table} WHERE {since}"
+    count, first, last = db.execute(rows).fetchone()
     missing = last - first + 1 - count if count else 0
     return f"{table} lacks {missing} of its rows {first} to {last}" if missing else ""
 
