@@ -18,7 +18,7 @@ from agent_sdk.attachments import Attachments
 from agent_sdk.disk import retry_on_enospc
 from agent_sdk.inbox import Inbox, Received, answers_to, refusal_of
 from agent_sdk.outbox import Outbox, OutgoingMessage, SendOptions, compose
-from agent_sdk.presence import Closed, leave, max_body_bytes, open_home, register, with_remedy
+from agent_sdk.presence import Closed, leave, max_body_bytes, open_home, with_remedy
 from agent_sdk.requests import SavedState
 from relay.base.clock import Clock
 from relay.base.errors import MessageError, NotRunning, RelayWarning, Timeout
@@ -57,12 +57,9 @@ class Agent:
     ) -> None:
         self.name = check_agent_name(name)
         clock = clock or Clock()
-        self._home, self._doubt = open_home(home)
+        self._home, self._doubt = open_home(home, name, clock.now_ns() if registers else None)
         try:
-            retry_on_enospc(lambda: self._home.make_agent(name), disk_full_retry_s)
-            started_at = clock.now_ns()
-            if registers:
-                retry_on_enospc(lambda: register(self._home, name, started_at), disk_full_retry_s)
+            retry_on_enospc(self._home.enter, disk_full_retry_s)
             limit = max_body_bytes(self._home)
         except BaseException:
             self._home.close()
@@ -73,6 +70,7 @@ class Agent:
         self._outbox = Outbox(self._home, name, clock, limit, disk_full_retry_s)
         self._inbox = Inbox(self._home, name)
         self._attachments = Attachments(self._home, disk_full_retry_s)
+        self._home.replaced = self._inbox.close  # its watch is of the one before
 
     @property
     def home(self) -> str:

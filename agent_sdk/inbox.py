@@ -172,16 +172,19 @@ class Inbox:
         if found is not None or (timeout_s is not None and timeout_s <= 0):
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
-        if self._waiter is None:
-            self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
         while True:
+            if self._waiter is None:
+                self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
             found = look()  # after the watch was set up, so that nothing is missed
             if found is not None:
                 return found
             left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
-            self._waiter.wait(left_s)
+            if (
+                self._waiter is not None
+            ):  # else another home was found in the place of the one before
+                self._waiter.wait(left_s)
 
     def _list(self, dirs: Dirs) -> list[str]:
         try:

@@ -6,7 +6,6 @@ outbox/{id}.msg            after the rename the message is sent
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -128,14 +127,16 @@ class Outbox:
             raise
 
     def _wait_taken(self, message_id: str, timeout_s: float) -> bool:
-        name, path = message_id + MSG_SUFFIX, self._home.path("agents", self._agent, "outbox")
+        name = message_id + MSG_SUFFIX
         ends_at, pause_s = monotonic() + timeout_s, FIRST_PAUSE_S
-        while os.path.lexists(os.path.join(path, name)):
-            left_s = ends_at - monotonic()
-            if not left_s > 0:  # nan, too
-                return not self._sync(name)
-            time.sleep(min(pause_s, left_s))  # a running relay needs one or two milliseconds
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        with self._home.dirs() as dirs:  # a file that moves away with its home is not taken
+            outbox = dirs.get("agents", self._agent, "outbox")
+            while fsio.exists(name, outbox):
+                left_s = ends_at - monotonic()
+                if not left_s > 0:  # nan, too
+                    return not self._sync(name)
+                time.sleep(min(pause_s, left_s))  # a running relay needs one or two milliseconds
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return True
 
     def _sync(self, name: str) -> bool:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from agent_sdk.disk import install
 from relay.base import fsio
 from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
-from relay.base.home import META, Home
+from relay.base.home import META, Dirs, Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 NO_LEAVING = "unregisters"
@@ -42,7 +43,42 @@ def with_remedy(error: RelayError) -> RelayError:
     return error
 
 
-def open_home(given: str | os.PathLike[str] | None) -> tuple[Home, RelayError | None]:
+class AgentHome(Home):
+    """The home of an agent: whatever directory has its path, as for the relay.
+
+    ``relay restore`` puts another one in its place. The agent enters that when it is seen.
+    """
+
+    def __init__(self, root: str, agent: str, started_at: int | None) -> None:
+        """Open it. ``started_at``: the process registers, and began at this time (Unix ns)."""
+        super().__init__(root)
+        self._agent = agent
+        self._started_at = started_at
+        self.replaced: Callable[[], object] = lambda: None  # called when another one was entered
+
+    def enter(self) -> None:
+        """Make the agent's mailbox, and register the process. Errors: as ``make_agent``."""
+        self.make_agent(self._agent)
+        if self._started_at is not None:
+            register(self, self._agent, self._started_at)
+
+    def dirs(self) -> Dirs:
+        """Open directories below the home. Errors: HomeMissing; UnsafePath; those of ``enter``."""
+        is_other = False
+        with contextlib.suppress(OSError):  # gone: what it was is used until there is another one
+            there = os.stat(self.root, follow_symlinks=False)
+            is_other = not os.path.samestat(there, os.fstat(self._fd))
+        if is_other:
+            with Home(self.root) as other:
+                self._fd, other._fd = other._fd, self._fd
+            self.enter()
+            self.replaced()
+        return super().dirs()
+
+
+def open_home(
+    given: str | os.PathLike[str] | None, agent: str, started_at: int | None
+) -> tuple[AgentHome, RelayError | None]:
     """Open the home of this process, and return it with the error for taking messages from it.
 
     Errors: HomeMissing, also for an empty path, as of an unset variable; UnsafePath for a home
@@ -53,7 +89,7 @@ def open_home(given: str | os.PathLike[str] | None) -> tuple[Home, RelayError | 
     try:
         if path == "":
             raise HomeMissing("home is empty: expected the path of a directory, or None")
-        return Home(default_root(path)), doubt and with_remedy(doubt)
+        return AgentHome(default_root(path), agent, started_at), doubt and with_remedy(doubt)
     except HomeMissing as exc:
         raise with_remedy(exc) from None
 

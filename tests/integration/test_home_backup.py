@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from relay.daemon.home_restore import restore
 from tests.box import Box
 from tests.disk import failing, flip, hooked, killed_at, steps_of
 from tests.ledger.support import Look
-from tests.procs import Relay, meanwhile, relay, until
+from tests.procs import PATIENCE_S, Relay, inbox_of, meanwhile, relay, until
 
 
 def backup(box: Box, target: Path) -> tuple[str, ...]:
@@ -235,6 +236,28 @@ def _mail(root: Path) -> dict[str, str]:
 
 
 # -- what is refused -----------------------------------------------------------------------
+
+
+def test_D2_an_agent_that_goes_on_uses_the_home_that_was_put_back(
+    running: Relay, home: Path, tmp_path: Path
+) -> None:
+    kept = str(tmp_path / "kept")
+    with Agent("alice", home) as alice:
+        assert relay("backup", kept, home=home).returncode == 0
+        running.stop()
+        assert relay("restore", kept, "--force", home=home).returncode == 0
+        running.start()
+        sent = alice.send("bob", "after the restore", wait="delivered")
+        assert [path.stem for path in inbox_of(home, "bob")] == [sent]
+        with Agent("bob", home) as bob:
+            bob.send("alice", "before alice waits")
+            assert alice.receive(PATIENCE_S) is not None
+            later = threading.Timer(0.1, bob.send, ("alice", "while alice waits"))
+            later.start()
+            received = alice.receive(PATIENCE_S)
+            later.join()
+            assert received is not None and received.body == "while alice waits"
+        assert json.loads((home / "agents/alice/meta.json").read_text())["pid"] == os.getpid()
 
 
 def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> None:
