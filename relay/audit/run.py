@@ -29,7 +29,6 @@ from relay.audit.header import ERROR, WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, first_rows
-from relay.audit.kept_results import KeptResults
 from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
 from relay.audit.output import OutFolder, out_folder
@@ -125,15 +124,11 @@ def run_audit(
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
             examples = {job.name: Examples() for job in wanted}
-            plain, made, kept = _plain(wanted, request, snapshot)
+            plain, made = _plain(wanted, request, snapshot)
             reports = _run_plain(wanted, plain, snapshot, written, listener, examples)
             rest = [job for job in wanted if job.name not in plain]
             if made is not None and rest:
                 reports |= _run_on_spark(rest, request, snapshot, made, written, listener, examples)
-                if kept is not None:
-                    sound = [job for job in rest if reports[job.name].error is None]
-                    with contextlib.suppress(RelayError):  # the next run judges again
-                        kept.keep(sound, written.tables)
             reports = {job.name: reports[job.name] for job in wanted}
             report = _report(snapshot, request, reports, made and made[1])
             if request.out is not None:
@@ -146,11 +141,11 @@ def run_audit(
 
 def _plain(
     wanted: list[AuditJob], request: RunRequest, snapshot: HomeSnapshot
-) -> tuple[dict[str, Writer], Extraction | None, KeptResults | None]:
+) -> tuple[dict[str, Writer], Extraction | None]:
     """The writers of tables that need no Spark; of an unused home these are all.
 
     With them the lake that has the rows of the snapshot, None where no job reads one, or it cannot
-    be made: then the reason is the error of each job; and the results that a lake keeps.
+    be made: then the reason is the error of each job.
     """
     found: dict[str, Writer] = {
         job.name: partial(_write_plain, job, partial(job.plain, snapshot))
@@ -159,23 +154,15 @@ def _plain(
     }
     rest = [job for job in wanted if job.plain is None]
     if not rest:
-        return found, None, None
-    is_usual = request.compare is None
-    kept = None
+        return found, None
     try:
         made = extracted(snapshot, request.lake, full=request.full)
-        if is_usual and request.lake is not None and not request.strict:
-            kept = KeptResults(*made, snapshot)
-            results = {job.name: kept.of(job) for job in rest if not request.full}
-            found |= {
-                name: partial(kept.copy, folder) for name, folder in results.items() if folder
-            }
-        elif is_usual and request.lake is None and not any(job.source for job in rest):
+        if request.compare is None and not any(job.source for job in rest):
             if tables := unused.tables_of(*made):
                 found |= {job.name: partial(_write_plain, job, lambda: tables) for job in rest}
     except (RelayError, OSError) as exc:
-        return found | dict.fromkeys([job.name for job in rest], partial(_fail, exc)), None, None
-    return found, made, kept
+        return found | dict.fromkeys([job.name for job in rest], partial(_fail, exc)), None
+    return found, made
 
 
 def _fail(error: Exception, out: str) -> None:

@@ -169,7 +169,7 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 @click.option(
     "--full",
     is_flag=True,
-    help="Read and judge everything again, also what the lake has; else an eighth of old files.",
+    help="Read everything again, also what the lake has; else an eighth of old files.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for programs.")
 def run(

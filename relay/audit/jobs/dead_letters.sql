@@ -26,7 +26,7 @@ SELECT died.message_id, died.recipient, m.agent_name AS agent, m.target AS route
     died.state, died.last_error AS reason,
     regexp_replace(died.last_error, '[0-9]+', '…') AS reason_kind, died.attempt,
     coalesce(died.times, 1) AS times, died.died_at, string(to_date(died.died_at)) AS day,
-    (:now_us - unix_micros(died.died_at)) / 1000000 AS age_s
+    (:snapshot_us - unix_micros(died.died_at)) / 1000000 AS age_s
 FROM died
 LEFT JOIN ledger_messages m ON m.message_id = died.message_id
 LEFT JOIN (
