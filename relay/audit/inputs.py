@@ -7,10 +7,8 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from typing import ClassVar
 
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
@@ -40,8 +38,6 @@ class Inputs:
     written. ``earlier``: that of the run to compare with.
     """
 
-    _viewed: ClassVar[Inputs | None] = None  # whose tables the views show
-
     def __init__(
         self,
         spark: SparkSession,
@@ -63,10 +59,9 @@ class Inputs:
         self._previous_tables = earlier
         is_local = spark.sparkContext.master.startswith("local")
         self._here = is_local and snapshot.size <= SMALL_BYTES
-        self._tables: dict[str, DataFrame] = {}
-        self._views: set[str] = set()
+        self._views: dict[str, DataFrame] = {}
         self._lock = threading.Lock()  # jobs of one run ask at once
-        self._locks: dict[str, threading.Lock] = {}  # of what is kept, one each
+        self._locks: dict[str, threading.Lock] = {}  # of the views, one each
 
     def previous_run(self, table: str, columns: pa.Schema) -> DataFrame:
         """Read a table of the previous run; it is empty without ``--compare``."""
@@ -81,26 +76,32 @@ class Inputs:
         """
         if kinds := _SOURCES.get(name.partition("_")[0]):
             self._require_whole(*kinds)
-        return self._cached(name, lambda: self._load(name))
+        copies = os.path.join(self.snapshot.folder, "copies")
+        files = [file for file in self._made.files() if file.table == name]
+        paths = [self._lake.fetch(file.path, copies) for file in files]
+        frame = read_parquet(self.spark, lake_columns.TABLES[name], *paths)
+        return frame.coalesce(1) if self._here else frame  # so little is joined in one task
 
-    def add_view(self, name: str) -> None:
-        """Make a view of a table of the lake, until ``drop_views``. Errors: as ``table``.
+    def view(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
+        """Make a frame once, and a view of it until ``drop_views``.
 
-        To drop a view Spark compares its plan with all that is cached: so once a run.
+        Callers that ask meanwhile wait for that name alone. To drop a view Spark compares its plan
+        with all that is cached: so once a run.
         """
-        frame = self.table(name)
         with self._lock:
-            if Inputs._viewed is not self:  # views are the session's
-                Inputs._viewed, self._views = self, set()
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
             if name not in self._views:
+                frame = make()
                 frame.createOrReplaceTempView(name)
-                self._views.add(name)
+                self._views[name] = frame
+            return self._views[name]
 
     def drop_views(self) -> None:
-        """Drop the views of ``add_view``."""
+        """Drop the views of ``view``."""
         for name in self._views:
             self.spark.catalog.dropTempView(name)
-        self._views = set()
+        self._views = {}
 
     def messages(self, *columns: str) -> DataFrame:
         """Read columns of the store's messages, from its files if the lake lacks one of them.
@@ -133,31 +134,10 @@ class Inputs:
         frame = self._reader("aof2").schema(schema).options(**options).load()
         return self._below(frame, "stream", self.snapshot.home)
 
-    def cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
-        """Persist the frame that ``make`` returns, under a key."""
-        return self._cached(key, lambda: make().persist(StorageLevel.MEMORY_AND_DISK))
-
     def _reader(self, name: str) -> DataFrameReader:
         """A reader of one of the audits' formats; a run that needs none does not register them."""
         register(self.spark)
         return self.spark.read.format(name)
-
-    def _cached(self, key: str, make: Callable[[], DataFrame]) -> DataFrame:
-        """Call ``make`` once; callers that ask meanwhile wait for that key alone."""
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self._tables:
-                self._tables[key] = make()
-            return self._tables[key]
-
-    def _load(self, table: str) -> DataFrame:
-        """Read a table of the lake."""
-        copies = os.path.join(self.snapshot.folder, "copies")
-        files = [file for file in self._made.files() if file.table == table]
-        paths = [self._lake.fetch(file.path, copies) for file in files]
-        frame = read_parquet(self.spark, lake_columns.TABLES[table], *paths)
-        return frame.coalesce(1) if self._here else frame  # so little is joined in one task
 
     def _require_whole(self, *kinds: str) -> None:
         """Errors: RelayError where rows of such sources could not be read, when strict."""

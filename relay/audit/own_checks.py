@@ -30,7 +30,6 @@ from relay.audit.header import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
-from relay.audit.jobs.statements import views_lock
 from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
 from relay.audit.lake_tables import read_parquet
 from relay.audit.schemas import formats, results
@@ -200,22 +199,21 @@ def _query(sql: str, inputs: Inputs) -> DataFrame:
     """
     code = _COMMENT.sub("", sql)
     text = sql.rstrip().removesuffix(";")
-    with views_lock:
-        made = []
-        try:
-            for name, make in VIEWS.items():
-                if _names(code, name):
-                    make(inputs, code).createTempView(name)
-                    made.append(name)
-            return inputs.spark.sql(f"SELECT * FROM (\n{text}\n)")
-        except AnalysisException as exc:  # of the parser, too
-            line = _LINE.search(str(exc))
-            where = f"line {int(line[1]) - 1}: " if line else ""
-            hint = "docs/audit.md, section Own checks, lists the tables"
-            raise RelayError(f"{where}{first_line(str(exc)).rstrip('.')}", hint=hint) from exc
-        finally:
-            for name in made:
-                inputs.spark.catalog.dropTempView(name)
+    made = []
+    try:
+        for name, make in VIEWS.items():
+            if _names(code, name):
+                make(inputs, code).createTempView(name)
+                made.append(name)
+        return inputs.spark.sql(f"SELECT * FROM (\n{text}\n)")
+    except AnalysisException as exc:  # of the parser, too
+        line = _LINE.search(str(exc))
+        where = f"line {int(line[1]) - 1}: " if line else ""
+        hint = "docs/audit.md, section Own checks, lists the tables"
+        raise RelayError(f"{where}{first_line(str(exc)).rstrip('.')}", hint=hint) from exc
+    finally:
+        for name in made:
+            inputs.spark.catalog.dropTempView(name)
 
 
 def _names(code: str, name: str) -> bool:

@@ -23,10 +23,8 @@ from relay.audit import lake_columns
 from relay.audit.extract import update
 from relay.audit.header import WARNING, job_header
 from relay.audit.jobs import JOBS, statements
-from relay.audit.jobs.job import severities
 from relay.audit.jobs.statements import (
     BEFORE,
-    CHECKS,
     FINDINGS,
     LOST,
     SHARED,
@@ -40,8 +38,8 @@ from relay.audit.snapshot import HomeSnapshot
 Rows = list[dict[str, Any]]
 # What a group of so few values is exact in; and a name that the translation leaves.
 SAME = {"APPROX_QUANTILE": "QUANTILE_DISC", "TIMESTAMP_MICROS": "MAKE_TIMESTAMP"}
-CHECK = pa.schema([("name", pa.string()), ("severity", pa.string())])
 NAMED = ("message_id", "agent", "route", "path")
+TIMES = ("grace_us", "observed_until_us", "recent_since_us", "snapshot_us")
 
 
 class Said(NamedTuple):
@@ -82,7 +80,7 @@ class SecondEngine:
             rows = [pq.ParquetFile(file).read().cast(columns) for file in files]
             self._add(table, pa.concat_tables(rows) if rows else columns.empty_table())
         for statement in statements.statements(SHARED):
-            self._make(statement)
+            self._make(SHARED, statement)
 
     def close(self) -> None:
         """Give back its memory."""
@@ -91,13 +89,12 @@ class SecondEngine:
     def run(self, job: str, before: Said | None = None) -> Said:
         """Make the tables and the findings of a job; ``before``: an earlier run."""
         parts = statements.statements(job)
-        self._add(CHECKS, arrow_table(severities(job).items(), CHECK))
         for name, schema in results.TABLES[job].items():
             rows = before.tables[name] if before is not None else []
             self._add(f"{name}{BEFORE}", arrow_table([tuple(row.values()) for row in rows], schema))
         for statement in parts:
             if statement.kind != FINDINGS:
-                self._make(statement)
+                self._make(job, statement)
         made = {name: self._table(name, schema) for name, schema in results.TABLES[job].items()}
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
         found = [row for one in parts if one.kind == FINDINGS for row in self._found(job, one)]
@@ -113,7 +110,7 @@ class SecondEngine:
 
     def _found(self, job: str, statement: Statement) -> Iterator[dict[str, Any]]:
         checks = job_header(job).checks
-        for row in in_utc(self._make(statement._replace(name="found"))):
+        for row in in_utc(self._make(job, statement._replace(name="found"))):
             name = statement.name
             if name == "class":
                 name = row.pop("class")
@@ -122,9 +119,9 @@ class SecondEngine:
             detail = {key: value for key, value in row.items() if value is not None}
             yield {"check": f"{job}.{name}", "severity": severity, **facts, "detail": detail}
 
-    def _make(self, statement: Statement) -> Rows:
+    def _make(self, job: str, statement: Statement) -> Rows:
         """Run a statement; what comes out can be read by those below it."""
-        sql = translated(statement.sql)
+        sql = translated(job, statement.sql)
         named = {name: value for name, value in self._times.items() if f"${name}" in sql}
         self._db.execute(f"CREATE OR REPLACE TABLE {statement.name} AS {sql}", named)
         rows = self._db.execute(f"SELECT * FROM {statement.name}")
@@ -150,10 +147,14 @@ def says(job: str, snapshot: HomeSnapshot, before: Said | None = None) -> Said:
 
 
 @functools.cache
-def translated(sql: str) -> str:
-    """A statement of Spark's in the other engine's words."""
+def translated(job: str, sql: str) -> str:
+    """A statement of Spark's in the other engine's words; the values are parameters."""
+    named = {name: f":{name}" for name in (*TIMES, LOST)}
     (found,) = sqlglot.transpile(
-        sql, read="spark", write="duckdb", unsupported_level=sqlglot.ErrorLevel.IGNORE
+        statements.with_values(job, sql, named),
+        read="spark",
+        write="duckdb",
+        unsupported_level=sqlglot.ErrorLevel.IGNORE,
     )
     return re.sub("|".join(SAME), lambda match: SAME[match[0]], found)
 

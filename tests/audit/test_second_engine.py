@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, statements
-from relay.audit.jobs.statements import FINDINGS, TABLE
+from relay.audit.jobs.statements import FINDINGS, SHARED, TABLE
 from relay.audit.schemas import results
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
@@ -46,7 +46,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
         found = checks(JOBS[job], tables)
         assert theirs.found == found
         assert len({check for check, *_ in found}) == classes
-    inputs.drop_views()
+        inputs.drop_views()
 
 
 def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
@@ -56,3 +56,11 @@ def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
         found = {one.name for one in statements.statements(job) if one.kind == FINDINGS}
         classes = JOBS[job].header.checks.keys()
         assert found - {"class"} <= classes if "class" in found else found == classes
+
+
+def test_no_two_files_give_a_view_the_same_name() -> None:
+    files = (*results.TABLES, SHARED)
+    names = [
+        one.name for file in files for one in statements.statements(file) if one.kind != FINDINGS
+    ]
+    assert len(names) == len(set(names))

@@ -463,13 +463,12 @@ FROM (
     SELECT *, class IN
         ('original_differs', 'original_missing', 'path_differs', 'unknown_file') AS is_of_file
     FROM reconcile) AS reconcile
-JOIN checks ON checks.name = class
 LEFT JOIN (
     SELECT message_id AS found_id, recipient
     FROM reconcile_deliveries WHERE class IN ('missing', 'orphan', 'conflict', 'duplicate')
         AND ledger_state IN ('held', 'staged')) AS found
 ON class = 'undelivered' AND found_id = message_id AND found.recipient = waiting_for
-WHERE found_id IS NULL
+WHERE found_id IS NULL AND CASE class :severities END IS NOT NULL
 
 -- findings: class
 SELECT 'delivery_' || class AS class, message_id, agent, route, recipient, differs, ledger_state,

@@ -70,7 +70,7 @@
 SELECT agent, at, source, kind, message_id, path, detail,
     CASE WHEN source <> 'event' AND kind NOT IN ('fault', 'file_disappeared', 'id_taken') THEN NULL
         WHEN kind NOT IN ('audit_pruned', 'key_confirmed', 'key_registered')
-            THEN coalesce(severity, 'warning') END AS severity
+            THEN coalesce(CASE kind :severities END, 'warning') END AS severity
 FROM (
     SELECT agent, at, 'event' AS source, kind, CAST(NULL AS STRING) AS message_id, path, detail
     FROM ledger_security_events
@@ -86,7 +86,6 @@ FROM (
         asked.file_path, asked.message_type
     FROM ledger_messages AS asked JOIN refused ON refused.message_id = asked.message_id
     WHERE asked.target = '__orchestrator__' AND asked.status <> 'failed')
-LEFT JOIN checks ON checks.name = kind
 
 -- table: security
 SELECT agent, hour, source, kind, severity, events, first_at, last_at,
