@@ -20,13 +20,6 @@ os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 # The JVM that only writes Spark's command line ends within half a second.
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-# Where tests run in several processes two of them have a session of Spark: these files the one, all
-# others the other.
-SECOND = (
-    "test_real_homes.py",
-    "test_own_checks.py",
-    "test_cluster.py",
-)
 # Classes of Spark's in its JVM -> static members.
 OFTEN_ASKED = {
     "org.apache.spark.sql.functions": "array coalesce col count lit max min struct sum when",
@@ -45,8 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             if "spark" in getattr(item, "fixturenames", ()):
-                session = "second" if item.path.name in SECOND else "first"
-                item.add_marker(pytest.mark.xdist_group(f"spark-{session}"))
+                item.add_marker(pytest.mark.xdist_group("spark"))
             else:
                 item.add_marker(pytest.mark.slow)
 
@@ -66,26 +58,13 @@ def look_up_once(session: SparkSession) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
-    """A session with one thread, one shuffle partition, no adaptive planning and no compiler.
-
-    To write and compile Java for each plan takes longer than to go through a test's few rows
-    without; plans are the same. Runs in a process of their own do compile.
-    """
-    from relay.audit.session import spark_session
+    """A session with one thread and the settings of a run over a small home."""
+    from relay.audit.session import SMALL, spark_session
 
     session = spark_session(
         "local[1]",
         {
-            "spark.sql.shuffle.partitions": "1",
-            "spark.sql.adaptive.enabled": "false",
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            # Nobody reads the text of a plan, and what is sent around stays in this JVM.
-            "spark.sql.ui.explainMode": "simple",
-            "spark.sql.maxPlanStringLength": "100",
-            "spark.sql.lightweightPlanChangeValidation": "false",
-            "spark.broadcast.compress": "false",
-            "spark.broadcast.checksum": "false",
+            **SMALL,
             "spark.shuffle.compress": "false",
             # On a TCP connection each Python task waits for 40 ms.
             "spark.python.unix.domain.socket.enabled": "true",

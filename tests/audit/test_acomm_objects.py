@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
 from obstore.store import S3Store
-from pyspark.sql import DataFrame, SparkSession
 
 from relay.acomm import store_file
 from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import StoreFile
-from relay.audit.session import explained
-from relay.audit.sources import register
+from relay.audit.sources import bucket_files
+from relay.audit.sources.acomm_source import AcommSource
 from relay.audit.sources.bucket_files import is_remote, list_objects, read_object
 from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
 from tests.audit.home_builder import DIRECT, START_S, stored_message
+from tests.audit.source_rows import rows_of
 from tests.s3_server import BUCKET, broken_server, s3_server
 
 pytestmark = pytest.mark.shows("audit 1.9")
 
 ROOT = f"s3://{BUCKET}"
-Load = Callable[..., DataFrame]
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +52,9 @@ def environment(server: str) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def load(spark: SparkSession) -> Iterator[Load]:
-    """Read with Spark, by workers with the environment that is given first."""
-    known = spark.sparkContext.environment  # of workers that are started from now on
-    before = dict(known)
-
-    def read(environ: dict[str, str], *where: str, **options: str) -> DataFrame:
-        if known != {**before, **environ}:
-            known.clear()
-            known.update(before, **environ)
-            register(spark)
-        with explained():
-            return spark.read.format("acomm").options(**options).load(list(where))
-
-    yield read
-    known.clear()
-    known.update(before)
-    register(spark)
+def load(*where: str, **options: str) -> list[dict[str, Any]]:
+    """The rows of a section of these paths, as Spark asks a source for them."""
+    return rows_of(AcommSource, None, paths=json.dumps(where), **options)
 
 
 def test_a_prefix_stands_for_the_files_below_it(bucket: S3Store) -> None:
@@ -115,52 +101,51 @@ def test_a_bucket_that_is_not_there_is_one_line(bucket: S3Store) -> None:
         list_objects("s3:///a")
 
 
-def test_spark_reads_what_lies_in_a_bucket(
-    bucket: S3Store, load: Load, server: str, tmp_path: Path
-) -> None:
+def test_the_format_reads_what_lies_in_a_bucket(bucket: S3Store, tmp_path: Path) -> None:
     """Prefix, object, glob, and files of this machine beside them; damage where it is permitted."""
     for number, place in enumerate(("all/a/1", "all/b/2", "all/b/3", "all/other/4"), 1):
         data = store_file.encode(_store(number))
         obstore.put(bucket, f"{place}.acomm", b"x" * len(data) if number == 4 else data)
     (tmp_path / "5.acomm").write_bytes(store_file.encode(_store(5)))
-    environ = environment(server)
 
     def ids(*where: str, **options: str) -> list[str]:
-        return sorted(row["relay_id"] for row in load(environ, *where, **options).collect())
+        return sorted(row["relay_id"] for row in load(*where, **options))
 
     forms = (f"{ROOT}/all/b/", f"{ROOT}/all/a/1.acomm", f"s3a://{BUCKET}/all/[ab]/[13].acomm")
     assert ids(*forms, str(tmp_path)) == ["1-a", "2-a", "3-a", "5-a"]
     assert ids(f"{ROOT}/all", mode="permissive") == ["1-a", "2-a", "3-a"]
-    channels = load(environ, f"{ROOT}/all/a", section="channels").collect()
+    channels = load(f"{ROOT}/all/a", section="channels")
     assert [row["file"] for row in channels] == [f"{ROOT}/all/a/1.acomm"]
-    with pytest.raises(RelayError, match=r"all/other/4\.acomm"), explained():
+    with pytest.raises(RelayError, match=r"all/other/4\.acomm"):
         ids(f"{ROOT}/all")
 
 
 def test_what_cannot_be_read_there_is_one_line(
-    bucket: S3Store, load: Load, server: str, tmp_path: Path
+    bucket: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     obstore.put(bucket, "line/1.acomm", store_file.encode(_store(1)))
-    environ = environment(server)
 
-    def told(environ: dict[str, str], where: str, **options: str) -> str:
-        with pytest.raises(RelayError) as caught, explained():
-            load(environ, where, **options).collect()
+    def told(where: str, **options: str) -> str:
+        with pytest.raises(RelayError) as caught:
+            load(where, **options)
         assert "\n" not in str(caught.value)
         return f"{caught.value}; {caught.value.hint}"
 
-    assert told(environ, f"{ROOT}/line/2.acomm") == f"{ROOT}/line/2.acomm: no such file; "
-    assert told(environ, "s3://no-such-bucket/a").startswith(
+    assert told(f"{ROOT}/line/2.acomm") == f"{ROOT}/line/2.acomm: no such file; "
+    assert told("s3://no-such-bucket/a").startswith(
         "s3://no-such-bucket/a cannot be read: no such bucket; set these in the"
     )
-    nobody = {**environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    said = told(nobody, ROOT, mode="permissive")  # not taken for damage
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        patch.setattr(bucket_files, "ATTEMPTS", 1)
+        said = told(ROOT, mode="permissive")  # not taken for damage
     assert "nothing answers at http://127.0.0.1:1; set these" in said
-    planned = load(environ, f"{ROOT}/line")
-    assert planned.count() == 1  # the list of files is of this plan
-    obstore.delete(bucket, "line/1.acomm")
-    with pytest.raises(RelayError, match=f"{ROOT}/line/1.acomm: no such file"), explained():
-        planned.collect()
+    source = AcommSource({"path": f"{ROOT}/line"})
+    planned = source.reader(source.schema())
+    (part,) = planned.partitions()
+    obstore.delete(bucket, "line/1.acomm")  # the list of files is of this plan
+    with pytest.raises(RelayError, match=f"{ROOT}/line/1.acomm: no such file"):
+        list(planned.read(part))
 
 
 @pytest.mark.parametrize(

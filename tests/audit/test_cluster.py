@@ -19,7 +19,7 @@ from relay.audit.extract import extract
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
-from scripts.cluster.__main__ import killing, run
+from scripts.cluster.__main__ import killing
 from scripts.cluster.compare import compare, tables
 from scripts.cluster.one_run import StandingClock
 from scripts.cluster.standalone import standalone
@@ -30,12 +30,15 @@ from tests.audit.class_archive import java_options
 from tests.audit.second_engine import in_utc, says
 
 COUNTS = "SELECT home, agent_name, count(*) FROM {} GROUP BY ALL ORDER BY ALL"
-QUERY = f"""
+DRIVER = f"""
 import sys
 from relay.audit import tables
-from relay.audit.session import spark_session
-spark = spark_session(sys.argv[1])
-tables(spark, sys.argv[2])
+from relay.audit.session import SMALL, spark_session
+from scripts.cluster import one_run
+lake = sys.argv.pop(1)
+spark = spark_session(sys.argv[3], SMALL)
+one_run.main()
+tables(spark, lake)
 for row in spark.sql({COUNTS.format("ledger_messages")!r}).collect():
     print(*row)
 """
@@ -50,15 +53,16 @@ def test_a_cluster_that_loses_an_executor_says_what_another_engine_says(
     home, out = tmp_path / "home", tmp_path / "out"
     make_faulty(home, Given(400, 5, 2, now_ns - 300 * 10**9), chosen("twice,doubled"))
     (tmp_path / "cluster").mkdir()
+    lake = tmp_path / "shared"
+    for name in ("web1", "web2", "web3"):  # as many homes, of which each has the same messages
+        extract(str(home), str(lake), Clock(), name=name)
     with standalone(tmp_path / "cluster", workers=1) as made:
         pids = [worker.process.pid for worker in made.workers]
+        asked = [str(lake), str(home), str(out), made.url, str(now_ns), "duplicates"]
+        command = [sys.executable, "-c", DRIVER, *asked]
         with killing(made):
-            run(home, out, made.url, now_ns, "duplicates")
-        lake = tmp_path / "shared"
-        for name in ("web1", "web2", "web3"):  # as many homes, of which each has the same messages
-            extract(str(home), str(lake), Clock(), name=name)
-        asked = [sys.executable, "-c", QUERY, made.url, str(lake)]
-        counted = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+            done = subprocess.run(command, capture_output=True, text=True)
+        _, *counted = done.stdout.splitlines()  # the summary is the first
     assert not any(psutil.pid_exists(pid) for pid in pids)
     said = says("duplicates", snapshot_home(str(home), str(tmp_path), StandingClock(now_ns)))
     rows = pq.read_table(out / "duplicates").to_pylist()

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import BufferReader
 from pyspark.sql import SparkSession
 
-from relay.audit import lake, run
+from relay.audit import lake
 from relay.audit.extract import extract
 from relay.audit.lake import default_name, home_id
 from relay.audit.lake_tables import tables
@@ -49,33 +49,30 @@ def ids(name: str) -> list[str]:
     return sorted(found)
 
 
-def test_three_homes_are_judged_by_one_lake_in_a_bucket(
-    spark: SparkSession, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_homes_share_a_lake_in_a_bucket_and_a_run_reads_it(
+    spark: SparkSession, server: str, tmp_path: Path
 ) -> None:
-    found: dict[str, list[str]] = {}
-    for number, name in enumerate(("web", "db", "ci")):
+    names = ("web", "db", "ci")
+    for number, name in enumerate(names):
         with contextlib.closing(HomeBuilder(tmp_path / name)) as home:
             for letter in "abc"[: number + 1]:
                 home.sent(f"1-{letter}")
             # The last one is in the store twice.
             home.stored = [*home.stored, stored_message(9, f"1-{letter}")]
             home.write_store()
-            out = tmp_path / "out" / name
-            words = ("run", "duplicates", "--lake", THREE, "--out", str(out))
-            done = relay_audit(*words, home=home.path)
-            assert (done.exit_code, done.stderr) == (3, "")
-            with monkeypatch.context() as patch:
-                patch.setattr(run, "session", None)  # the lake keeps what it said
-                assert relay_audit(*words, home=home.path).exit_code == 3
-            found[home_id(default_name(home.path))] = [
-                f"{row['check']} {row['message_id']}" for row in parquet(out / "findings")
-            ]
-    assert list(found.values()) == [[f"duplicates.numbered_twice 1-{letter}"] for letter in "abc"]
+            extract(home.path, THREE, Clock())
+    out = tmp_path / "out"
+    words = ("run", "duplicates", "--lake", THREE, "--out", str(out))
+    done = relay_audit(*words, home=str(tmp_path / "ci"))
+    assert (done.exit_code, done.stderr) == (3, "")
+    found = [f"{row['check']} {row['message_id']}" for row in parquet(out / "findings")]
+    assert found == ["duplicates.numbered_twice 1-c"]
     tables(spark, THREE)
     rows = spark.sql("""SELECT m.home, count(*), count(s.relay_id) FROM ledger_messages AS m
         LEFT JOIN store_messages AS s ON s.home = m.home AND s.relay_id = m.message_id
         GROUP BY ROLLUP (m.home)""").collect()
-    per_home = {home: (number + 2, number + 2) for number, home in enumerate(found)}
+    ids = [home_id(default_name(str(tmp_path / name))) for name in names]
+    per_home = {home: (number + 2, number + 2) for number, home in enumerate(ids)}
     assert {row[0]: (row[1], row[2]) for row in rows} == {**per_home, None: (9, 9)}
 
 

