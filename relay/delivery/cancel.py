@@ -20,6 +20,7 @@ from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
+from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.ledger import REMOVED
 from relay.ledger.deliveries import DeliveryFacts
@@ -90,8 +91,9 @@ class Canceller:
                 reason = _reason_to_keep(name, delivery, rows.get(name))
                 if not reason and self._ledger.offers.is_open(message_id, name):
                     reason = f"a session of {name} is being shown it"
-                if not reason and delivery.queued:
-                    is_held = delivery.state is DeliveryState.SENT
+                is_replayed = rules.is_replayed(delivery)
+                if not reason and (delivery.queued or is_replayed):
+                    is_held = delivery.state is DeliveryState.SENT or is_replayed
                     reason = self._take_back(dirs, message_id, name, is_held=is_held)
                 (kept if reason else cancelled).append(reason or name)
         state, why = DeliveryState.EXPIRED, asked.reason
@@ -131,10 +133,14 @@ def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryFacts | Non
         return "the relay has carried it out"
     if delivery.state is DeliveryState.ACKNOWLEDGED:
         return f"{recipient} has acknowledged it"
-    if delivery.state > DeliveryState.ACKNOWLEDGED:
-        return f"{recipient} did not get it" + (f": {row.last_error}" if row else "")
-    waits_read = delivery.state is DeliveryState.WAITING and not delivery.queued
     how = row.read_how if row else None
+    if delivery.state > DeliveryState.ACKNOWLEDGED:
+        is_there = row is not None and row.written_at is not None and how is None
+        what = "is given up, and may still be in the inbox of" if is_there else "did not reach"
+        return f"it {what} {recipient}" + (f": {row.last_error}" if row else "")
+    if rules.is_replayed(delivery):
+        return ""
+    waits_read = delivery.state is DeliveryState.WAITING and not delivery.queued
     if delivery.state is DeliveryState.RECEIVED or waits_read or how is not None:
         return _left(recipient, is_read=how != REMOVED)
     return ""

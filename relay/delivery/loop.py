@@ -237,6 +237,8 @@ class Dispatcher:
             self._event_source.poll(wake, now)
             begin("read")
             paused = self.paused
+            if not paused:  # first: nothing that a session is being shown is taken back
+                self._reports.take(dirs)
             batch = self._intake.read_batch(dirs, 0 if paused else self._config.limits.batch_files)
             if batch:
                 self._process(dirs, self._screen(dirs, batch))
@@ -245,8 +247,6 @@ class Dispatcher:
                 if limit.alerts:
                     limit.alerts = self.notifier.report(limit.alerts)
             self._event_source.flush_reads()
-            if not paused:
-                self._reports.take(dirs)
             due_ns = self._execute_due(dirs)
             begin("maintain")
             self._ledger_writer.catch_up()

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from relay.base.config import Config, DeliverySettings
 from relay.reach.report import OFFERED, write_report
 from tests.box import Box, MakeBox
 from tests.disk import failing
@@ -128,6 +129,39 @@ def test_what_a_session_is_shown_is_not_taken_back(box: Box) -> None:
         f"message {one} is not cancelled: a session of bob is being shown it\n"
     ]
     assert list(box.inbox("bob")) == [one]
+
+
+def test_nor_is_it_when_the_hook_and_the_sender_write_at_the_same_time(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    shown = {"what": OFFERED, "at": box.clock.now_ns(), "ids": [one], "after": "Stop", "offer": 1}
+    write_report(str(box.root), "bob", [{"session": "claude:0089"} | shown])
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert list(box.inbox("bob")) == [one] and box.acks("alice") == []
+
+
+def test_what_is_given_up_and_may_be_read_is_named_so(box: Box) -> None:
+    one = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\ndeploy")
+    box.until_dead()
+    box.command("alice", "message.cancel", f"ID: {one}")
+    (said,) = [text for text in box.nacks("alice") if "not cancelled" in text]
+    assert "it is given up, and may still be in the inbox of bob: no acknowledgment" in said
+    assert list(box.inbox("bob")) == [one]
+
+
+@pytest.mark.box("alice", "bob", config=Config(delivery=DeliverySettings(give_up_after_s=10)))
+def test_a_dead_letter_that_waits_for_its_channel_again_is_taken_back(box: Box) -> None:
+    with box.broken_inbox("bob"):
+        one = box.send("alice", ORDER)
+        for _ in range(20):
+            box.after(2)
+    assert box.states(one) == {"bob": "dead"}
+    box.command("operator", "channel.pause", "CHANNEL: dm/alice/bob")
+    box.command("operator", "dead.replay", f"ID: {one}")
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.acks("alice") == [f"completed message {one} is cancelled: bob did not read it\n"]
+    box.command("operator", "channel.resume", "CHANNEL: dm/alice/bob")
+    box.after(2)
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
 
 
 def test_who_joins_a_sticky_channel_later_does_not_get_it(box: Box) -> None:
