@@ -14,9 +14,11 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
+from relay.daemon.journal_commands import carry_out
 from relay.daemon.session import Executors
 from relay.doctor import Severity, examine
 from relay.journal.manifest_format import ManifestType, Reason
+from relay.journal.tier_plan import PRUNE, JournalCommand
 from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.disk import flip
@@ -205,10 +207,7 @@ def test_a_journal_that_ends_before_store_and_ledger(box: Box) -> None:
 
 def test_a_pruned_journal(box: Box) -> None:
     box.open()
-    assert list(box.tiers.prune(box.tiers.prunes())) == []  # no two checkpoints yet
-    box.send("alice", "TO: bob\n\nmore")
-    box.flush()
-    assert list(box.tiers.prune(box.tiers.prunes()))
+    assert list(carry_out(box.home, box.tiers, box.clock, JournalCommand(PRUNE)))
     box.kill()
     assert doctor(box) == []
     note_position(box, 1)

@@ -181,7 +181,6 @@ def test_the_journal_lost_its_beginning(box: Box) -> None:
     box.send("alice", "TO: bob\n\nnumber")
     follow(box).close()  # and then it does not follow for a long time
     box.send_many(40, flush_every=10)
-    box.tiers.prune(box.tiers.prunes())
     assert box.events.journal.first > 0
     assert len(by_index(box, "number")) == 41
     assert_equal(box)
