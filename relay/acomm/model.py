@@ -209,6 +209,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
             sent = self.created_at * NS_PER_S
         return sent + self.ttl * NS_PER_S
 
+    def is_expired(self, now_ns: int) -> bool:
+        """True when its ttl has passed."""
+        over_ns = self.ttl_over_ns
+        return over_ns is not None and now_ns >= over_ns
+
 
 class Participant(msgspec.Struct, frozen=True):
     """A member of a channel."""

@@ -270,7 +270,7 @@ class Queues:
     ) -> Iterator[Message]:
         """The messages whose TTL has not passed; the others are added to ``expired``."""
         for message in messages:
-            if self._engine.is_expired(message):
+            if message.is_expired(self._engine.clock.now_ns()):
                 expired.append(message)
             else:
                 yield message
@@ -322,7 +322,7 @@ class Queues:
             self._engine.warn(f"message {message.id}: {left}")
             self._end(message.id, absent, DeliveryState.BOUNCED)
             waiting = [recipient for recipient in waiting if recipient in members]
-        if self._engine.is_expired(message):
+        if message.is_expired(self._engine.clock.now_ns()):
             self._end(message.id, waiting, DeliveryState.EXPIRED)
             return
         size = self._engine.limits.batch_recipients
@@ -363,7 +363,7 @@ class Queues:
 
     def tick(self, now_ns: int | None) -> list[Redelivery]:
         """Do what is due. Arguments and errors: as ``CommStore.tick``."""
-        now_ns = self._engine.now_ns() if now_ns is None else check_number("now_ns", now_ns)
+        now_ns = self._engine.clock.now_ns() if now_ns is None else check_number("now_ns", now_ns)
         if not 0 <= now_ns < 2**64:
             raise ValidationFailed("now_ns", f"expected a time in nanoseconds, got {now_ns}")
         retries, now_ms = self._engine.retries, now_ns // NS_PER_MS

@@ -146,7 +146,7 @@ class HeldQueue:
         is_throttled: bool,
     ) -> tuple[DeliveryState, str] | None:
         """The state and the reason with which a delivery is given up; None: it is retried."""
-        if stored and stored.ttl_over_ns is not None and now > stored.ttl_over_ns:
+        if stored and stored.is_expired(now):
             way = "its channel released it" if is_throttled else "the inbox could be written"
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):

@@ -324,7 +324,7 @@ class Channels:
             if (message := self._state.messages[number]).sender != participant
             and message.message_type not in rules.ANSWERS
             and participant not in self._state.deliveries.get(number, {})
-            and not self._core.is_expired(message)
+            and not message.is_expired(self._core.now_ns())
             and not self._is_cancelled(number)
             and is_wanted(message)
         ]

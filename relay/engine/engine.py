@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from relay.acomm.engine_state import StoreSnapshot
-from relay.acomm.model import Message, MessageStatus
+from relay.acomm.model import MessageStatus
 from relay.base.clock import NS_PER_S, Clock
 from relay.engine import events, rules, transitions
 from relay.engine.archive_files import ArchiveFiles
@@ -101,14 +101,6 @@ class Engine:
         """Forget the fresh events: the journal has them."""
         if self._core.fresh_events is not None:
             self._core.fresh_events = []
-
-    def now_ns(self) -> int:
-        """The time by the store's clock, Unix nanoseconds."""
-        return self.clock.now_ns()
-
-    def is_expired(self, message: Message) -> bool:
-        """True when the TTL of the message has passed, counted from when it was accepted."""
-        return self._core.is_expired(message)
 
     @property
     def sequence(self) -> int:

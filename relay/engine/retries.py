@@ -177,7 +177,7 @@ class Retries:
             if self._obligations.tracks(message):
                 self._obligations.add(message, [recipient], now_ms)
             return None
-        if (over_ns := message.ttl_over_ns) is not None and now_ms * NS_PER_MS >= over_ns:
+        if message.is_expired(now_ms * NS_PER_MS):
             reason = TTL_OVER.format(ttl=message.ttl)
             return OverdueDelivery(message, recipient, DeliveryState.EXPIRED, attempt, reason)
         if is_waiting:

@@ -492,8 +492,3 @@ class Core:
     def now_s(self) -> int:
         """The same in seconds."""
         return self.clock.now_ns() // NS_PER_S
-
-    def is_expired(self, message: Message) -> bool:
-        """True when the TTL of the message has passed, counted from when it was accepted."""
-        ttl = message.ttl
-        return ttl is not None and self.now_ns() >= (message.created_at + ttl) * NS_PER_S

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from relay.base.clock import NS_PER_MS, NS_PER_S, elapsed
 from relay.base.errors import JournalError, RelayError
 from relay.journal.catalog import Residency, SegmentEntry
 
@@ -118,7 +119,7 @@ def compressions(
             and entry.residency == Residency.TIER0
             and age_ms >= policy.compress_after_s * _MS
         ):
-            yield TierJob(JobKind.COMPRESS, entry, f"sealed {_age(age_ms)} ago")
+            yield TierJob(JobKind.COMPRESS, entry, f"sealed {elapsed(age_ms * NS_PER_MS)} ago")
 
 
 def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[TierJob]:
@@ -143,7 +144,7 @@ def evictions(
         age_ms = inputs.now_ms - sealed[entry.segment_id]
         size = copy_bytes(entry, tier)
         if age_ms > policy.local_age_s * _MS:
-            why = f"{_age(age_ms)} old"
+            why = f"{elapsed(age_ms * NS_PER_MS)} old"
         elif total > policy.local_bytes:
             why = f"{total} local bytes, {policy.local_bytes} allowed"
         else:
@@ -164,7 +165,8 @@ def prunes(
         if not entry.sealed or entry.end_offset > inputs.safe_offset:
             return
         if policy.keep_age_s is not None and age_ms > policy.keep_age_s * _MS:
-            why = f"{_age(age_ms)} old, {_age(int(policy.keep_age_s * _MS))} are kept"
+            kept = elapsed(int(policy.keep_age_s * NS_PER_S))
+            why = f"{elapsed(age_ms * NS_PER_MS)} old, {kept} are kept"
         elif policy.keep_bytes is not None and total > policy.keep_bytes:
             why = f"{total} bytes of stream, {policy.keep_bytes} are kept"
         else:
@@ -227,11 +229,3 @@ def _evictable(
         for entry in entries:
             if not eviction_blocker(entry, tier, safe_offset):
                 yield entry, tier
-
-
-def _age(age_ms: int) -> str:
-    seconds = max(age_ms, 0) // _MS
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
