@@ -23,8 +23,7 @@ from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.delivery import plan as planning
 from relay.delivery.execute import ExecutionResult
-from relay.delivery.notifications import notice_about, unanswered_text
-from relay.delivery.plan import subject_of
+from relay.delivery.notifications import notice_to_sender, unanswered_text, unsent
 from relay.delivery.values import Effects, Plan, Subject
 from relay.engine.engine import Engine
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
@@ -162,19 +161,15 @@ class IdleNotices:
 
     def _notices(self, directory: Directory) -> list[Plan]:
         """Tell senders that a recipient is idle, once for each message."""
-        now = self._clock.now_ns()
-        plans: dict[str, Plan] = {}
+        now, plans = self._clock.now_ns(), list[Plan]()
         for agent, message_id in sorted(self._unanswered):
             message = self._store.messages.find_by_relay_id(message_id)
             if message is None or agent not in self._store.obligations.of(message.id):
                 continue  # answered in the meantime
             if message.sender in directory.agents:
                 text = unanswered_text(message, agent, self._store, now, is_idle=True)
-                subject, kind = subject_of(message), Kind.NOTIFICATION
-                notice = notice_about(subject, message.sender, kind, text, f"idle {agent}")
-                plans[notice.message_id] = Plan(subject, messages=(notice,))
-        sent = self._ledger.rows(plans) if plans else {}
-        return [plan for notice_id, plan in plans.items() if notice_id not in sent]
+                plans.append(notice_to_sender(message, text, f"idle {agent}"))
+        return unsent(plans, self._ledger)
 
     def _answer(
         self, operation: PendingOperation, session: Session | None

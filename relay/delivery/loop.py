@@ -145,7 +145,7 @@ class Dispatcher:
         self._sources: tuple[PlanSource, ...] = (
             HeldQueue(ledger, store, config, clock),
             RetryQueue(ledger, store, clock, log),
-            Reminders(store, self._statuses.process_endings, clock, log),
+            Reminders(ledger, store, self._statuses.process_endings, clock, log),
             self.idle,
         )
         on_state = self.idle.on_state

@@ -186,17 +186,18 @@ class Reminders:
 
     def __init__(
         self,
+        ledger: Ledger,
         store: Engine,
         endings: Callable[[], Callable[[str, int], str]],
         clock: Clock,
         log: LogCall,
     ) -> None:
+        self._ledger = ledger
         self._store = store
         self._endings = endings
         self._clock = clock
         self._log = log
         self._next_check_ns = 0  # monotonic
-        self._told: dict[tuple[int, str, int], str] = {}  # of ended processes: the notice's id
 
     def due_ns(self) -> int | None:
         """Time of the next reminder or check (monotonic)."""
@@ -219,9 +220,7 @@ class Reminders:
         return plans
 
     def settle(self, result: ExecutionResult) -> None:
-        """Log the reminders; who could not be told of an ended process is told later."""
-        left = {m.message_id for postponed in result.postponed for m in postponed.plan.messages}
-        self._told = {key: notice for key, notice in self._told.items() if notice not in left}
+        """Log the reminders."""
         for executed in result.executed:
             for reminder in executed.plan.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
@@ -237,30 +236,34 @@ class Reminders:
 
     def _plans_of_ended(self, directory: Directory, now_ns: int) -> list[Plan]:
         """Tell senders once if the process of a recipient ended with its work begun."""
-        begun = {
-            (number, name, owed.since)
+        begun = [
+            (message, name, owed.since)
             for number, known in self._store.state.owed.items()
             for name, owed in known.items()
-            if owed.said
-        }
-        self._told = {key: notice for key, notice in self._told.items() if key in begun}
-        fresh = sorted(begun - self._told.keys())
+            if owed.said and (message := self._store.messages.get(number)) is not None
+        ]
         plans: list[Plan] = []
-        ended = self._endings() if fresh else None
-        for number, name, since in fresh:
-            message = self._store.messages.get(number)
+        ended = self._endings() if begun else None
+        for message, name, since in begun:
             how = ended(name, since * NS_PER_S) if ended else ""
-            if message is None or not how:
-                continue
-            self._told[number, name, since] = ""
-            if message.sender in directory.agents:
-                unanswered = unanswered_text(message, name, self._store, now_ns)
-                text, key = f"{how}; {unanswered}", f"ended {name} {since}"
-                subject = subject_of(message)
-                notice = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
-                self._told[number, name, since] = notice.message_id
-                plans.append(Plan(subject, messages=(notice,)))
-        return plans
+            if how and message.sender in directory.agents:
+                text = f"{how}; {unanswered_text(message, name, self._store, now_ns)}"
+                plans.append(notice_to_sender(message, text, f"ended {name} {since}"))
+        return unsent(plans, self._ledger)
+
+
+def notice_to_sender(message: Message, text: str, key: str) -> Plan:
+    """Send the sender of a message a notice about it, once for each ``key``."""
+    subject = subject_of(message)
+    notice = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
+    return Plan(subject, messages=(notice,))
+
+
+def unsent(plans: list[Plan], ledger: Ledger) -> list[Plan]:
+    """The plans of one notice each that was not sent before, by the rows of the ledger."""
+    ids = [plan.messages[0].message_id for plan in plans]
+    sent = ledger.rows(ids) if ids else {}
+    return [plan for plan in plans if plan.messages[0].message_id not in sent]
 
 
 def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_ns: int) -> Plan:
