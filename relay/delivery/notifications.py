@@ -28,7 +28,7 @@ from relay.delivery import plan as planning
 from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.limits import Alert
-from relay.delivery.plan import subject_of
+from relay.delivery.plan import subject_of, system_message
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import (
     NO_EFFECTS,
@@ -255,7 +255,7 @@ class Reminders:
 def notice_to_sender(message: Message, text: str, key: str) -> Plan:
     """Send the sender of a message a notice about it, once for each ``key``."""
     subject = subject_of(message)
-    notice = notice_about(subject, message.sender, Kind.NOTIFICATION, text, key)
+    notice = system_message(subject, message.sender, Kind.NOTIFICATION, text, key)
     return Plan(subject, messages=(notice,))
 
 
@@ -285,7 +285,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
             lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
         else:
             key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)
-            messages.append(notice_about(subject, name, Kind.REMINDER, text, key, count))
+            messages.append(system_message(subject, name, Kind.REMINDER, text, key, count))
             last = "" if count < MAX_REMINDERS else ", the last one"
             lines.append(f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}")
         reminders.append(Reminder(message.id, subject.message_id, name, count, due_ms))
@@ -296,7 +296,9 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         ]
         count = max(overdue.obligation.reminders for overdue in group) + 1
         text, key = "\n".join(lines), f"overdue {rounds}"
-        messages.append(notice_about(subject, message.sender, Kind.NOTIFICATION, text, key, count))
+        messages.append(
+            system_message(subject, message.sender, Kind.NOTIFICATION, text, key, count)
+        )
     changes = DeliveryChanges(reminders=tuple(reminders))
     return Plan(subject, messages=tuple(messages), changes=changes)
 
@@ -317,13 +319,6 @@ def _end_of_request(
         for overdue in group
     )
     return Plan(subject, changes=DeliveryChanges(reminders=reminders))
-
-
-def notice_about(
-    subject: Subject, to: str, kind: Kind, text: str, key: str, order: int = 0
-) -> SystemMessage:
-    """A notice or reminder about a message, once for each ``key``."""
-    return planning.system_message(subject, to, kind, f"{text}\n".encode(), key, order=order)
 
 
 def _gone_text(name: str, absence: str) -> str:

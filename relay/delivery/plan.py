@@ -87,20 +87,21 @@ def refuse(inbound: Inbound, refusal: Refusal, answer: Answer | None = None) -> 
     """Refuse a file: its sender gets a nack with the reason."""
     name = shown(inbound.file.file_name)
     text = refusal.reason if name in refusal.reason else f"{name}: {refusal.reason}"
-    nack = reply(inbound.subject, Kind.NACK, f"not delivered: {text}")
+    subject, kind = inbound.subject, Kind.NACK
+    nack = system_message(subject, subject.agent, kind, f"not delivered: {text}", str(kind))
     return Plan(
-        inbound.subject,
+        subject,
         replace(inbound, refusal=refusal),
         answer=answer,
-        messages=(replace(nack, is_answer=False),),
+        messages=(nack,),
         effects=Effects(inbound.incidents, may_repeat=inbound.row is Row.REPEATED),
     )
 
 
 def reply(subject: Subject, kind: Kind, text: str, attached: bytes = b"") -> SystemMessage:
     """The reply of the relay to a message: what became of it, or of the command in it."""
-    body = f"{text}\n".encode() + attached
-    return system_message(subject, subject.agent, kind, body, str(kind), is_answer=True)
+    to, key = subject.agent, str(kind)
+    return system_message(subject, to, kind, text, key, attached=attached, is_answer=True)
 
 
 def outcome(
@@ -112,16 +113,14 @@ def outcome(
     Nothing is sent if ``to`` is empty; None: the sender.
     """
     to = subject.agent if to is None else to
-    body = f"{text}\n".encode()
-    reply = system_message(subject, to, kind, body, key or str(kind), is_answer=True)
+    reply = system_message(subject, to, kind, text, key or str(kind), is_answer=True)
     return Plan(subject, messages=(reply,) if to else ())
 
 
 def notice(agent: str, at_ns: int, key: str, text: str) -> Plan:
     """Send an agent a notice about no message, once for each ``at_ns`` and ``key``."""
     subject = Subject(agent=agent, at_ns=at_ns)
-    body = f"{text}\n".encode()
-    return Plan(subject, messages=(system_message(subject, agent, Kind.NOTIFICATION, body, key),))
+    return Plan(subject, messages=(system_message(subject, agent, Kind.NOTIFICATION, text, key),))
 
 
 def notices_of_end(
@@ -176,9 +175,9 @@ def cancelled_notices(
     if message is None or message.sender == by.agent:
         return ()
     names = ", ".join(delivery.recipient for delivery in ended)
-    body = f"not delivered to {names}: {ended[0].reason}\n".encode()
+    text = f"not delivered to {names}: {ended[0].reason}"
     key, subject = f"cancel {by.message_id}", subject_of(message)
-    return (system_message(subject, subject.agent, Kind.NACK, body, key),)
+    return (system_message(subject, subject.agent, Kind.NACK, text, key),)
 
 
 def subject_of(message: Message) -> Subject:
@@ -191,15 +190,16 @@ def system_message(
     subject: Subject,
     to: str,
     kind: Kind,
-    body: bytes,
+    text: str,
     key: str,
-    *,
     order: int = 0,
+    *,
+    attached: bytes = b"",
     is_answer: bool = False,
 ) -> SystemMessage:
     """A message of the relay about a message, once for each ``key``."""
     headers = {"RE": subject.message_id} if subject.message_id else {}
-    message = MessageFile(to, kind, headers, body)
+    message = MessageFile(to, kind, headers, f"{text}\n".encode() + attached)
     message_id = subject.reply_id(to, key, order)
     return SystemMessage(message_id, message, subject.at_ns, (to,), is_answer)
 
