@@ -29,10 +29,9 @@ from relay.base import fsio
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
-from relay.base.home import LEDGER, READ, Home
+from relay.base.home import LEDGER, READ, REJECTED, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
-from relay.delivery.file_ops import REJECTED
 from relay.ledger import archive_pack, attachments
 from relay.ledger.agents import AgentTable
 from relay.ledger.archive_pack import DAY_NS, SUFFIX

@@ -29,7 +29,7 @@ from relay.base import fsio
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
 from relay.base.errors import MessageError, UnsafePath
-from relay.base.home import Dirs, Home
+from relay.base.home import REJECTED, Dirs, Home
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
 from relay.base.message import (
@@ -174,7 +174,7 @@ def _refused_files(dirs: Dirs, projection: Projection) -> list[tuple[str, str]]:
     for message_id, *_ in projection.failures:
         facts = projection.rows[message_id]
         *_, name = facts.file_path.split("/")
-        folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, file_ops.REJECTED)
+        folder = ("archive", iso_date(facts.discovered_at), facts.agent_name, REJECTED)
         with contextlib.suppress(OSError, UnsafePath):
             if fsio.exists(name, dirs.get(*folder)):
                 found.append((message_id, "/".join([*folder, name])))

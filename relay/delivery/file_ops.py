@@ -22,7 +22,6 @@ from relay.base import fsio
 from relay.base.clock import iso_date, iso_time
 from relay.base.errors import FormatError, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
-from relay.base.home import REJECTED as REJECTED
 from relay.base.message import (
     DEFAULT_MAX_BODY_BYTES,
     SIGNATURE_PREFIX,

@@ -12,7 +12,7 @@ from functools import partial
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import UnsafePath
-from relay.base.home import Dirs
+from relay.base.home import REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentCounter, Refusal
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
@@ -201,7 +201,7 @@ class LedgerWriter:
                 file.agent,
                 file.file_name,
                 inbound.archive_day_ns,
-                file_ops.REJECTED if inbound.refusal else "",
+                REJECTED if inbound.refusal else "",
                 redacted=inbound.redacted,
                 place=file.place,
             )

@@ -46,8 +46,6 @@ from relay.journal.segment import (
     start_segment,
 )
 
-__all__ = ["Append", "Journal", "Record", "SegmentPolicy"]
-
 Warn = Callable[[str], object]
 
 

@@ -53,7 +53,6 @@ from relay.journal.manifest_reader import (
     chunk_path,
     decode_chunk,
     load_chunk,
-    read_manifest,
 )
 
 
@@ -133,8 +132,6 @@ class ChunkFile:
         """Close the file. All appended records are durable already."""
         os.close(self._fd)
 
-
-__all__ = ["SNAPSHOT_EVERY", "Manifest", "read_manifest"]
 
 SNAPSHOT_EVERY = 1_000  # records: replaying them takes about 10 ms
 _DIGITS = re.compile("0[0-9]{19}")

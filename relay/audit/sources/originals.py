@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple
 from relay.acomm.model import Priority
 from relay.base.clock import duration_ms
 from relay.base.errors import FormatError, MessageError, RelayError
+from relay.base.home import REJECTED
 from relay.base.message import (
     DEFAULT_MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -35,7 +36,7 @@ from relay.base.message import (
     split,
 )
 from relay.base.names import MSG_SUFFIX, sha256_hex, shown, uuid4_of
-from relay.delivery.file_ops import DUPLICATES, REJECTED
+from relay.delivery.file_ops import DUPLICATES
 from relay.ledger import archive_pack
 
 if sys.version_info >= (3, 14):
