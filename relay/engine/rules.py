@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from relay.acomm.container import MAX_FILE_BYTES
+from relay.acomm.fields import U32_MAX
 from relay.acomm.model import (
     FLUSH_MODES,
     Channel,
@@ -44,11 +45,12 @@ from relay.acomm.model import (
     Retention,
     RetentionKind,
 )
+from relay.acomm.records import MAX_CONTENT_BYTES
 from relay.acomm.sections import MAX_CHANNELS, MAX_MESSAGES, MAX_SUBSCRIPTIONS
 from relay.base.errors import ChannelUnavailable, NotParticipant, ValidationFailed
+from relay.base.message import MAX_TOPIC_BYTES, TOPIC
 from relay.base.names import is_channel_name
 
-MAX_CONTENT_BYTES = 1_048_576
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_KEY = 128  # characters
 MAX_METADATA_BYTES = 4096  # of one text
@@ -57,16 +59,15 @@ MAX_DESCRIPTION = 1024  # characters
 MAX_TAGS = 100
 MAX_TAG_BYTES = 64
 PARTICIPANT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_MOST = 2**32 - 1  # what a file has room for
 MAX_SIGNATURE_BYTES = 64  # Ed25519
 Member = TypeVar("Member", bound=IntEnum)
 _struct_fields = cache(msgspec.structs.fields)  # it evaluates every annotation
 _CONFIG_NUMBERS = {
     "max_message_size": (1, MAX_CONTENT_BYTES),
-    "max_participants": (1, _MOST),
-    "ack_timeout": (1, _MOST),
-    "max_retries": (0, _MOST),
-    "retry_backoff_ms": (0, _MOST),
+    "max_participants": (1, U32_MAX),
+    "ack_timeout": (1, U32_MAX),
+    "max_retries": (0, U32_MAX),
+    "retry_backoff_ms": (0, U32_MAX),
 }
 
 
@@ -139,8 +140,8 @@ def fields_of(values: msgspec.Struct) -> dict[str, Any]:
 def check_settings(settings: ChannelSettings) -> ChannelSettings:
     """The settings themselves, if they are valid for a channel."""
     most = settings.max_pending
-    if most is not None and not (type(most) is int and 1 <= most <= _MOST):
-        raise ValidationFailed("max_pending", f"{most!r} is not a number from 1 to {_MOST}")
+    if most is not None and not (type(most) is int and 1 <= most <= U32_MAX):
+        raise ValidationFailed("max_pending", f"{most!r} is not a number from 1 to {U32_MAX}")
     if settings.flush not in FLUSH_MODES:
         raise ValidationFailed("flush", f"{settings.flush!r} is not immediate, batch or manual")
     return settings
@@ -319,8 +320,6 @@ DEFAULT_LIMITS = Limits()
 
 # -- topics ----------------------------------------------------------------------------
 
-MAX_TOPIC_BYTES = 256
-TOPIC = re.compile(r"[a-zA-Z0-9_-]+(?:\.[a-zA-Z0-9_*#-]+)*")
 _FIRST = re.compile(r"[a-zA-Z0-9_-]+|\*")  # segment of a pattern
 _SEGMENT = re.compile(r"[a-zA-Z0-9_*#-]+")
 MULTI = "#"
