@@ -379,7 +379,7 @@ class Queues:
         again: list[Redelivery] = []
         dead: dict[tuple[int, str], list[str]] = {}
         for overdue in found:
-            number = overdue.message.id
+            number = overdue.number
             if overdue.state is DeliveryState.WAITING:
                 self._engine.deliveries.deliver(
                     number, [overdue.recipient], overdue.attempt, now_ns

@@ -113,7 +113,7 @@ class StoreWriter:
             deliveries.deliver(stored.id, relay, at_ns=at)
             if self._store.messages.expects_ack(stored):
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
-            notices = cancelled_notices(plan.subject, given.effects.cancelled, self._store)
+            notices = cancelled_notices(plan.subject, given.effects.cancellation, self._store)
             own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
         files += tuple(self._own_files(own, stored))
         return Applied(plan, files, tuple(held), effects)

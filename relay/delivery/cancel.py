@@ -61,13 +61,9 @@ def recorded_cancellation(message_id: str, sender: str, store: Engine) -> Effect
     message = store.messages.find_by_relay_id(message_id)
     if message is None:
         return NO_EFFECTS
-    asked = Cancellation(message.id, message_id, sender)
     states = store.deliveries.of(message.id).items()
-    return Effects(
-        cancelled=asked.ended(
-            [name for name, delivery in states if delivery.state is DeliveryState.EXPIRED]
-        )
-    )
+    ended = tuple(name for name, delivery in states if delivery.state is DeliveryState.EXPIRED)
+    return Effects(cancellation=Cancellation(message.id, message_id, sender, ended))
 
 
 class Canceller:
@@ -102,7 +98,7 @@ class Canceller:
         if not cancelled:
             return ControlReply(False, f"message {message_id} is not cancelled: {also}")
         text = f"message {message_id} is cancelled: {', '.join(cancelled)} did not read it"
-        effects = Effects(cancelled=asked.ended(cancelled))
+        effects = Effects(cancellation=asked._replace(recipients=tuple(cancelled)))
         return ControlReply(True, f"{text}; {also}" if also else text, effects)
 
     def _take_back(self, dirs: Dirs, message_id: str, recipient: str, *, is_held: bool) -> str:

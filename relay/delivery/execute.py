@@ -33,7 +33,6 @@ from relay.delivery.file_ops import DiskFull
 from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Applied,
-    EndedDelivery,
     Inbound,
     Job,
     OutboxFile,
@@ -44,6 +43,7 @@ from relay.delivery.values import (
 )
 from relay.engine import events
 from relay.engine.engine import Engine
+from relay.engine.retries import OverdueDelivery
 from relay.ledger.deliveries import DeliveryFacts
 
 # The kernel wakes a recipient on the core of who renamed its file: it runs now, and not only when
@@ -237,7 +237,7 @@ class PlanExecutor:
             for name, why in reasons.items():
                 self._store.deliveries.move(stored.id, [name], DeliveryState.BOUNCED, why=why)
 
-    def _end(self, ended: EndedDelivery) -> bool:
+    def _end(self, ended: OverdueDelivery) -> bool:
         """End a delivery; False if the store has nothing to be ended."""
         number, recipients = ended.number, [ended.recipient]
         if ended.state is DeliveryState.DEAD:
@@ -389,10 +389,10 @@ def _postponed(plan: Plan, cause: Exception) -> Postponed:
     return Postponed(plan, cause)
 
 
-def _end_of(ended: EndedDelivery) -> DeliveryFacts:
+def _end_of(ended: OverdueDelivery) -> DeliveryFacts:
     state = ended.state.label.lower()
     return DeliveryFacts(
-        ended.message_id, ended.recipient, state, ended.attempt, last_error=ended.reason
+        ended.relay_id, ended.recipient, state, ended.attempt, last_error=ended.reason
     )
 
 

@@ -24,10 +24,10 @@ from relay.delivery.file_ops import render_delivered
 from relay.delivery.values import (
     NO_EFFECTS,
     Answer,
+    Cancellation,
     DeliveryChanges,
     Draft,
     Effects,
-    EndedDelivery,
     Inbound,
     OutgoingFile,
     Plan,
@@ -39,7 +39,7 @@ from relay.delivery.values import (
 from relay.engine import rules
 from relay.engine.deliveries import SYSTEM
 from relay.engine.engine import Engine
-from relay.engine.retries import DEAD_LETTER_TOPIC
+from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery
 from relay.ledger.ledger import MessageRow
 
 REPEATED = Effects(may_repeat=True)
@@ -143,12 +143,12 @@ def notices_of_end(
 
 
 def end_delivery(
-    ended: EndedDelivery, row: MessageRow | None, directory: Directory, store: Engine
+    ended: OverdueDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
     changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(ended.message_id), changes=changes)
+        return Plan(Subject(ended.relay_id), changes=changes)
     verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
@@ -165,17 +165,18 @@ def end_delivery(
 
 
 def cancelled_notices(
-    by: Subject, ended: tuple[EndedDelivery, ...], store: Engine
+    by: Subject, given: Cancellation | None, store: Engine
 ) -> tuple[SystemMessage, ...]:
     """The notice to the sender of a message that somebody else took back; ``by``: the command.
 
     A nack, which ends its waiting for an answer.
     """
-    message = store.messages.get(ended[0].number) if ended else None
+    if given is None or not given.recipients:
+        return ()
+    message = store.messages.get(given.number)
     if message is None or message.sender == by.agent:
         return ()
-    names = ", ".join(delivery.recipient for delivery in ended)
-    text = f"not delivered to {names}: {ended[0].reason}"
+    text = f"not delivered to {', '.join(given.recipients)}: {given.reason}"
     key, subject = f"cancel {by.message_id}", subject_of(message)
     return (system_message(subject, subject.agent, Kind.NACK, text, key),)
 
@@ -302,7 +303,7 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
             is_carried_out=True,
             messages=(  # they say what they said then
                 reply(plan.subject, kind, ""),
-                *cancelled_notices(plan.subject, effects.cancelled, store),
+                *cancelled_notices(plan.subject, effects.cancellation, store),
             ),
             effects=effects,
         )
@@ -337,7 +338,7 @@ def _bounced_text(absent: Mapping[str, str], file_name: str) -> str:
     return "\n".join(lines)
 
 
-def _was_delivered(ended: EndedDelivery, store: Engine) -> bool:
+def _was_delivered(ended: OverdueDelivery, store: Engine) -> bool:
     """True if only the acknowledgment is missing."""
     message = store.messages.get(ended.number)
     known = store.deliveries.of(ended.number).get(ended.recipient)

@@ -25,7 +25,6 @@ from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
     FIRST_PAUSE_S,
     MOST_PAUSE_S,
-    EndedDelivery,
     OutgoingFile,
     Plan,
     Subject,
@@ -127,9 +126,9 @@ class HeldQueue:
         is_throttled = stored is not None and self._is_throttled(stored)
         end = self._end_of(held, stored, directory, now, is_throttled=is_throttled)
         if end is not None:
-            state, reason = end
-            number, attempt = stored.id if stored else 0, held.attempt
-            ended = EndedDelivery(number, held.message_id, held.recipient, state, attempt, reason)
+            ended = OverdueDelivery(
+                stored.id if stored else 0, held.message_id, held.recipient, held.attempt, *end
+            )
             return end_delivery(ended, row, directory, self._store)
         if stored is not None and is_throttled:
             self._hold(held, CHANNEL_FULL, channel_full_until(stored, now))
@@ -218,19 +217,19 @@ class RetryQueue:
         due = self._store.retries.due()
         if not due:
             return []
-        rows = self._ledger.rows({_relay_id(overdue) for overdue in due})
+        rows = self._ledger.rows({overdue.relay_id for overdue in due})
         again: dict[tuple[int, int], list[OverdueDelivery]] = {}
         ends: list[Plan] = []
         for overdue in due:
-            row = rows.get(_relay_id(overdue))
+            row = rows.get(overdue.relay_id)
             away = directory.absence(overdue.recipient) or ("" if row else NO_AGENT)
             if overdue.state is DeliveryState.WAITING and not away:
-                again.setdefault((overdue.message.id, overdue.attempt), []).append(overdue)
+                again.setdefault((overdue.number, overdue.attempt), []).append(overdue)
                 continue
             if overdue.state is DeliveryState.WAITING:
                 state, attempt = DeliveryState.BOUNCED, overdue.attempt - 1
                 overdue = overdue._replace(state=state, attempt=attempt, reason=away)
-            ends.append(end_delivery(_ended(overdue), row, directory, self._store))
+            ends.append(end_delivery(overdue, row, directory, self._store))
         attempts = [self._attempt(dirs, group, rows) for group in again.values()]
         return [plan for plan in attempts if plan is not None] + ends
 
@@ -253,7 +252,7 @@ class RetryQueue:
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",
                     level="warning",
-                    message_id=ended.message_id,
+                    message_id=ended.relay_id,
                     recipient=ended.recipient,
                 )
 
@@ -261,7 +260,7 @@ class RetryQueue:
         self, dirs: Dirs, group: list[OverdueDelivery], rows: dict[str, MessageRow]
     ) -> Plan | None:
         """A plan that delivers a message again; None if it cannot be made, which ends it."""
-        number, attempt, row = group[0].message.id, group[0].attempt, rows[_relay_id(group[0])]
+        number, attempt, row = group[0].number, group[0].attempt, rows[group[0].relay_id]
         recipients = tuple(overdue.recipient for overdue in group)
         try:
             data = render_retry(dirs, self._store, row, attempt)
@@ -274,18 +273,3 @@ class RetryQueue:
 
 def _subject(row: MessageRow) -> Subject:
     return Subject(row.message_id, row.agent_name, row.discovered_at)
-
-
-def _ended(overdue: OverdueDelivery) -> EndedDelivery:
-    return EndedDelivery(
-        overdue.message.id,
-        _relay_id(overdue),
-        overdue.recipient,
-        overdue.state,
-        overdue.attempt,
-        overdue.reason,
-    )
-
-
-def _relay_id(overdue: OverdueDelivery) -> str:
-    return overdue.message.relay_id or ""

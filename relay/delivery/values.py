@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ import msgspec
 
 from relay.acomm.model import (
     ChannelType,
-    DeliveryState,
     Message,
     Origin,
 )
@@ -30,6 +29,7 @@ from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
 from relay.base.names import answer_id, message_id_of, shown
 from relay.engine.messages import NewMessage
+from relay.engine.retries import OverdueDelivery
 from relay.journal.tier_plan import JournalCommand
 from relay.ledger import CANCELLED
 from relay.ledger.agents import PendingOperation, ProcessRow
@@ -236,17 +236,6 @@ class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
     is_own: bool = False  # a message of the relay's own
 
 
-class EndedDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A delivery that ended without reaching, or being acknowledged by, its recipient."""
-
-    number: int  # of its message, in the store
-    message_id: str
-    recipient: str
-    state: DeliveryState  # EXPIRED, BOUNCED or DEAD
-    attempt: int  # the last that was made
-    reason: str
-
-
 class Reminder(msgspec.Struct, frozen=True, gc=False):
     """A reminder of an owed answer, or the end of waiting for it."""
 
@@ -261,7 +250,7 @@ class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
     """Changes of deliveries beside those that files are written for."""
 
     bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
-    ended: tuple[EndedDelivery, ...] = ()
+    ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
     reminders: tuple[Reminder, ...] = ()
 
 
@@ -271,18 +260,12 @@ class Cancellation(NamedTuple):
     number: int  # in the store
     message_id: str
     sender: str  # of the command
+    recipients: tuple[str, ...] = ()  # whose deliveries it ended
 
     @property
     def reason(self) -> str:
         """The reason that the ended deliveries get."""
         return f"{CANCELLED}{self.sender}"
-
-    def ended(self, recipients: Iterable[str]) -> tuple[EndedDelivery, ...]:
-        """The deliveries that it ended."""
-        state, why = DeliveryState.EXPIRED, self.reason
-        return tuple(
-            EndedDelivery(self.number, self.message_id, name, state, 0, why) for name in recipients
-        )
 
 
 class Prune(msgspec.Struct, frozen=True, gc=False):
@@ -312,7 +295,6 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     job: Job | None = None
     idle: PendingOperation | None = None  # a request to be told when an agent is idle
     cancellation: Cancellation | None = None
-    cancelled: tuple[EndedDelivery, ...] = ()  # by it
 
 
 NO_EFFECTS = Effects()

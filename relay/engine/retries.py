@@ -45,11 +45,12 @@ FORGET_PER_MS = 16  # entries of the exactly-once set scanned: 1 ms of pause for
 class OverdueDelivery(NamedTuple):
     """A delivery that needs action now."""
 
-    message: Message
+    number: int  # of its message
+    relay_id: str  # of its message; empty: none
     recipient: str
-    state: DeliveryState  # Waiting: its next attempt is due; Expired or Dead: its end
     attempt: int  # the one that is due, or the last that was made
-    reason: str  # why it ended; empty for a retry
+    state: DeliveryState = DeliveryState.WAITING  # its next attempt is due; any other: its end
+    reason: str = ""  # why it ended
 
 
 class Retries:
@@ -177,17 +178,18 @@ class Retries:
             if self._obligations.tracks(message):
                 self._obligations.add(message, [recipient], now_ms)
             return None
+        overdue = OverdueDelivery(message_id, message.relay_id or "", recipient, attempt)
         if message.is_expired(now_ms * NS_PER_MS):
             reason = TTL_OVER.format(ttl=message.ttl)
-            return OverdueDelivery(message, recipient, DeliveryState.EXPIRED, attempt, reason)
+            return overdue._replace(state=DeliveryState.EXPIRED, reason=reason)
         if is_waiting:
             if self._is_duplicate(message, recipient, now_ms):
                 self._count_attempt(message, recipient, delivery, now_ms)
                 return None
-            return OverdueDelivery(message, recipient, DeliveryState.WAITING, attempt + 1, "")
+            return overdue._replace(attempt=attempt + 1)
         reason = self._dead_letter_reason(message, delivery)
         if reason:
-            return OverdueDelivery(message, recipient, DeliveryState.DEAD, attempt, reason)
+            return overdue._replace(state=DeliveryState.DEAD, reason=reason)
         pause_ms = self._pause_ms(message, attempt - delivery.spent)
         if self._is_duplicate(message, recipient, now_ms):
             # it must outlive the attempt it suppresses, and the wait before the next one

@@ -140,7 +140,7 @@ class Engine:
     def overdue(self, sent: Sent) -> OverdueDelivery | None:
         """Return the retry decision for an overdue acknowledgment, if any."""
         found = self._store.retries.due(self._clock.now_ns())
-        return next((one for one in found if one.message.id == sent.number), None)
+        return next((one for one in found if one.number == sent.number), None)
 
     def next_due_ns(self) -> int:
         """Time of the next overdue acknowledgment."""

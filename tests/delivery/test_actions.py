@@ -382,7 +382,7 @@ def test_a_dead_letter_is_sent_again(dead: Engine, wanted: str, number: int) -> 
     text = ask(dead, f"ACTION: dead.replay\nID: {wanted}").text
     assert text == f"dead letter {wanted} is sent again to worker"
     (again,) = dead.retries.due()
-    assert (again.message.id, again.recipient, again.attempt) == (number, "worker", 2)
+    assert (again.number, again.recipient, again.attempt) == (number, "worker", 2)
     assert len(dead.retries.dead_letters()) == 1
 
 

@@ -10,8 +10,9 @@ from relay.base.incidents import Incident, IncidentKind, Refusal, RefusalCode
 from relay.base.message import Kind
 from relay.delivery.notifications import remind
 from relay.delivery.plan import end_delivery
-from relay.delivery.values import Effects, EndedDelivery, Row
+from relay.delivery.values import Effects, Row
 from relay.engine.deliveries import OverdueAnswer
+from relay.engine.retries import OverdueDelivery
 from relay.ledger.ledger import MessageRow
 from tests.delivery.planning import AGENTS, AT_NS, Table
 from tests.engine.support import NOW_S, channel_of, group_of
@@ -175,7 +176,7 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
     system = talk.store.channels.get_by_name("_system")
     assert system is not None
     talk.store.channels.subscribe(system.id, "carol", "#")
-    ended = EndedDelivery(1, sent(1), "bob", state, 1, "too late")
+    ended = OverdueDelivery(1, sent(1), "bob", 1, state, "too late")
     store = talk.store
     made = end_delivery(ended, row_of(1), Directory(AGENTS), store)
     assert made.changes.ended == (ended,)
