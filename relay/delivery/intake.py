@@ -44,6 +44,7 @@ from relay.base.names import MSG_SUFFIX, SHA256_PREFIX, sha256_hex, shown
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import RateLimit
+from relay.delivery.reads import COARSEST_NS
 from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
 from relay.reach.report import SUFFIX
 
@@ -212,7 +213,10 @@ class Intake:
         agent, name, now = hint.agent, hint.file_name, self._clock.monotonic_ns()
         seen = (status.st_size, status.st_mtime_ns)
         seen_at_ns = hint.seen_at_ns if hint.seen == seen else now
-        still_ns = max(self._clock.now_ns() - status.st_mtime_ns, now - seen_at_ns)
+        age_ns = self._clock.now_ns() - status.st_mtime_ns
+        if status.st_mtime_ns % NS_PER_S == 0:  # the file system may keep whole seconds alone
+            age_ns -= COARSEST_NS
+        still_ns = max(age_ns, now - seen_at_ns)
         is_moving = data is None or still_ns < SETTLE_NS
         was_renamed = status.st_mtime_ns < status.st_ctime_ns <= self._clock.now_ns()
         settling = True

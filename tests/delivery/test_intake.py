@@ -85,6 +85,15 @@ def test_a_file_written_in_place_settles_for_100_ms(desk: Desk) -> None:
     assert desk.intake.backlog == 0
 
 
+def test_where_times_are_whole_seconds_a_file_settles_from_when_it_was_seen(desk: Desk) -> None:
+    desk.written(GOOD)
+    desk.clock.advance(0.9)  # its age, as far as the file system tells
+    desk.scan()
+    assert desk.take() == []
+    desk.clock.advance(0.1)
+    assert bodies(desk.take()) == [b"hi"]
+
+
 def test_every_change_begins_the_wait_again(desk: Desk) -> None:
     path = desk.written(b"TO: bob\n\nh")
     for piece in (b"i", b" there", b"!"):
