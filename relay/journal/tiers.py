@@ -135,8 +135,11 @@ class Tiers:
         with self._lock:
             self._is_woken = False
             if not self._is_clean:
-                self._copies.clean_up()
                 self._is_clean = True
+                try:
+                    self._copies.clean_up()
+                except OSError as exc:
+                    self._warn(f"files that a crash left stay until the next start: {exc}")
             line = self._next_command()
             if line is not None:
                 return line

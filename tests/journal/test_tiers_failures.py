@@ -12,6 +12,7 @@ from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.tier_plan import JobKind, TierJob
 from tests.disk import failing
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
+from tests.kills import killed_in
 
 pytestmark = pytest.mark.shows("journal 4.5")
 
@@ -127,6 +128,23 @@ def test_a_full_disk_waits(make_stream: MakeStream) -> None:
     stream.clock.advance(1)
     stream.run()
     assert stream.residency(0, 1) == [T0 | T1] * 2
+
+
+def test_what_a_crash_left_and_cannot_be_recorded_stays_and_stops_nothing(
+    make_stream: MakeStream,
+) -> None:
+    stream = make_stream()
+    stream.fill(1)
+    with killed_in(stream.tiers._copies, "_record_compressed"):  # its file is complete by then
+        stream.run()
+    stream.reopen()
+    with failing("write", ".mlog"):
+        assert all("No space left" in line for line in stream.run())
+    assert "files that a crash left stay until the next start: " in stream.warnings[0]
+    assert stream.files("warm") == [f"{0:020d}.seg.zst"]
+    stream.reopen()
+    stream.run()
+    assert stream.residency(0) == [T0 | T1]
 
 
 @pytest.mark.shows("journal 4.3")
