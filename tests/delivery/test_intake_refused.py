@@ -165,7 +165,7 @@ def test_a_large_file_is_refused_unread(desk: Desk) -> None:
 
 
 def test_a_scan_finds_what_no_event_announced(desk: Desk) -> None:
-    desk.write(GOOD, mtime_s=-1)
+    desk.write(GOOD, mtime_s=-1.5)
     fresh = NAME.replace("a1", "b2")
     desk.write(b"TO: bob\n\nfresh", fresh)
     desk.scan()
@@ -224,7 +224,7 @@ def test_an_orphan_that_its_writer_renames_meanwhile_is_no_fault(desk: Desk) -> 
 
 def test_an_outbox_without_pending_is_no_fault(desk: Desk) -> None:
     (desk.outbox / ".pending").rmdir()
-    desk.written(GOOD, mtime_s=-1)
+    desk.written(GOOD, mtime_s=-1.5)
     assert bodies(desk.take()) == [b"hi"]
     desk.scan()
     assert (desk.outbox / ".pending").is_dir()
