@@ -224,14 +224,14 @@ class Claimer:
         first = row.discovered_at
         inbound = replace(inbound, row=Row.REPEATED, discovered_at=first)
         if row.status == "pending":
-            return inbound
+            return self._as_accepted(inbound)
         if row.status == "processing":
             return None  # another file was put in its place meanwhile: seen again once it is done
         known = (row.file_path, row.file_size, row.file_mtime_ns, row.file_inode)
         is_its_file = known == (file.path, file.size, file.mtime_ns, file.inode)
         if row.status == "failed" and is_its_file:  # a crash came before the nack
             return replace(inbound, refusal=_earlier(row))
-        if row.status != "failed" and _says_the_same(inbound, row):
+        if row.status != "failed" and (is_its_file or _says_the_same(inbound, row)):
             self._archive_duplicate(dirs, inbound, row)
             return None
         reason = f"its id is taken by a message that is {row.status}"
@@ -240,6 +240,13 @@ class Claimer:
             now,
             Refusal(RefusalCode.ID_TAKEN, f"{reason}: every message needs a unique name"),
         )
+
+    def _as_accepted(self, inbound: Inbound) -> Inbound:
+        """A file that the store has, whatever is said of it since: other settings, another link."""
+        stored = self._store.messages.find_by_relay_id(inbound.file.message_id or "")
+        if inbound.refusal is None or stored is None:
+            return inbound
+        return replace(inbound, message=file_ops.reconstruct(stored), refusal=None)
 
     def _archive_duplicate(self, dirs: Dirs, inbound: Inbound, row: MessageRow) -> None:
         """Archive a duplicate; it is not delivered again."""

@@ -5,12 +5,16 @@ What each kill leaves is in tests/crash."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from relay.acomm import store_file
+from relay.base.config import LimitSettings
 from relay.base.home import STORE
 from relay.delivery.eventlog import EventLog
+from relay.delivery.record import LedgerWriter
 from tests.box import Box
 from tests.disk import failing
 from tests.kills import killed_in
@@ -95,6 +99,30 @@ def test_a_completed_row_with_its_file_in_the_outbox_is_archived(box: Box) -> No
 
 def _no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def a_link(box: Box, sent: str) -> None:
+    """A backup that saves space makes a hard link of the file."""
+    os.link(box.path("agents/alice/outbox", f"{sent}.msg"), box.path("tmp/a-link"))
+
+
+def a_limit(box: Box, sent: str) -> None:
+    """Smaller bodies are accepted from now on."""
+    box.config = replace(box.config, limits=LimitSettings(max_body_bytes=1024))
+
+
+@pytest.mark.parametrize("change", [a_link, a_limit])
+def test_what_was_accepted_is_not_refused_for_what_changed_since(
+    box: Box, change: Callable[[Box, str], None]
+) -> None:
+    with killed_in(LedgerWriter, "record"):
+        box.send("alice", "TO: bob\n\n" + "x" * 2000)
+    (sent,) = box.inbox("bob")
+    change(box, sent)
+    box.restart()
+    box.after(6)
+    assert box.nacks("alice") == [] and list(box.inbox("bob")) == [sent]
+    assert (box.row(sent)["status"], box.outbox("alice")) == ("archived", [])
 
 
 @pytest.mark.damages
