@@ -17,16 +17,18 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from agent_sdk.disk import install
-from relay.base import fsio
+from relay.base import fsio, process_info
 from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import META, Dirs, Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 NO_LEAVING = "unregisters"
+CHECK_S = 5.0  # between two looks at the registration
 _MAX_BODY = re.compile(rb'"max_body_bytes"\s*:\s*(\d{1,12})\b')
 
 
@@ -54,6 +56,7 @@ class AgentHome(Home):
         super().__init__(root)
         self._agent = agent
         self._started_at = started_at
+        self._checked_at = monotonic()
         self.replaced: Callable[[], object] = lambda: None  # called when another one was entered
 
     def enter(self) -> None:
@@ -73,7 +76,20 @@ class AgentHome(Home):
                 self._fd, other._fd = other._fd, self._fd
             self.enter()
             self.replaced()
+        elif self._started_at is not None and monotonic() > self._checked_at + CHECK_S:
+            self._checked_at = monotonic()
+            self._register_again(self._started_at)
         return super().dirs()
+
+    def _register_again(self, started_at: int) -> None:
+        """Take the place of a registered process that has ended: mail would bounce."""
+        import json
+
+        with contextlib.suppress(OSError, RelayError, ValueError, TypeError):
+            known = json.loads(self.read_meta(self._agent) or b"{}")
+            pid, ticks = known.get("pid"), known.get("pid_start_ticks")
+            if pid is not None and not process_info.runs(pid, ticks):
+                register(self, self._agent, started_at)
 
 
 def open_home(

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent
+from agent_sdk import Agent, presence
 from relay.base import process_info
 from relay.base.clock import NS_PER_S
 from relay.base.home import LEDGER, Home
@@ -258,3 +258,17 @@ def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) 
         assert meta(home, "bob")["pid"] == os.getpid()
         assert "unregisters" not in meta(home, "bob")
     assert "pid" not in meta(home, "bob")
+
+
+def test_M07_of_two_processes_the_one_that_is_left_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_of(tmp_path / "home", "bob")
+    monkeypatch.setattr(presence, "CHECK_S", 0)
+    with Agent("bob", home) as bob:
+        command = [sys.executable, "-c", WAITS, str(home)]
+        other = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+        assert other.stdout is not None and other.stdout.readline()
+        assert bob.receive(0) is None and meta(home, "bob")["pid"] == other.pid
+        killed(other)
+        assert bob.receive(0) is None and meta(home, "bob")["pid"] == os.getpid()
