@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from agent_sdk.disk import install
-from relay.base import fsio, process_info
+from relay.base import fsio
 from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import META, Dirs, Home
@@ -84,6 +84,8 @@ class AgentHome(Home):
     def _register_again(self, started_at: int) -> None:
         """Take the place of a registered process that has ended: mail would bounce."""
         import json
+
+        from relay.base import process_info
 
         with contextlib.suppress(OSError, RelayError, ValueError, TypeError):
             known = json.loads(self.read_meta(self._agent) or b"{}")
