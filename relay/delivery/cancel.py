@@ -25,6 +25,7 @@ from relay.engine.engine import Engine
 from relay.ledger import REMOVED
 from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger
+from relay.reach.session import load_session
 
 CANCEL = "message.cancel"  # its ACTION
 
@@ -85,7 +86,7 @@ class Canceller:
         with self._home.dirs() as dirs:
             for name, delivery in sorted(self._store.state.deliveries.get(number, {}).items()):
                 reason = _reason_to_keep(name, delivery, rows.get(name))
-                if not reason and self._ledger.offers.is_open(message_id, name):
+                if not reason and self._is_being_shown(message_id, name):
                     reason = f"a session of {name} is being shown it"
                 is_replayed = rules.is_replayed(delivery)
                 if not reason and (delivery.queued or is_replayed):
@@ -100,6 +101,15 @@ class Canceller:
         text = f"message {message_id} is cancelled: {', '.join(cancelled)} did not read it"
         effects = Effects(cancellation=asked._replace(recipients=tuple(cancelled)))
         return ControlReply(True, f"{text}; {also}" if also else text, effects)
+
+    def _is_being_shown(self, message_id: str, recipient: str) -> bool:
+        """True while a session may see it; the next one is offered what one that ended had."""
+        for key in self._ledger.offers.is_shown_to(message_id, recipient):
+            harness, _, session_id = key.partition(":")
+            session = load_session(self._home.root, harness, session_id)
+            if session is None or session.is_live:
+                return True
+        return False
 
     def _take_back(self, dirs: Dirs, message_id: str, recipient: str, *, is_held: bool) -> str:
         """Set the file aside; returns why it cannot be, or nothing.

@@ -334,11 +334,11 @@ class OfferTable:
                     continue
             self._db.execute(_ADD, values)
 
-    def is_open(self, message_id: str, recipient: str) -> bool:
-        """True while a session is being shown the message: it is not known yet if it was seen."""
+    def is_shown_to(self, message_id: str, recipient: str) -> list[str]:
+        """The sessions that are being shown the message: it is not known yet if they saw it."""
         values = {"message_id": message_id, "recipient": recipient}
-        query = f"SELECT 1 FROM offers WHERE {_OF_DELIVERY} AND state = 'offered'"
-        return self._db.execute(query, values).fetchone() is not None
+        query = f"SELECT session FROM offers WHERE {_OF_DELIVERY} AND state = 'offered'"
+        return [row[0] for row in self._db.execute(query, values)]
 
     def add_rings(self, rings: Iterable[tuple[object, ...]]) -> None:
         """Record rings: (agent, Unix ns, session, rung, number of messages, result)."""

@@ -8,6 +8,7 @@ import pytest
 
 from relay.base.config import Config, DeliverySettings
 from relay.reach.report import OFFERED, write_report
+from relay.reach.session import Session, save_session
 from tests.box import Box, MakeBox
 from tests.disk import failing
 
@@ -137,6 +138,19 @@ def test_nor_is_it_when_the_hook_and_the_sender_write_at_the_same_time(box: Box)
     write_report(str(box.root), "bob", [{"session": "claude:0089"} | shown])
     box.command("alice", "message.cancel", f"ID: {one}")
     assert list(box.inbox("bob")) == [one] and box.acks("alice") == []
+
+
+def test_what_a_session_was_shown_that_has_ended_is_taken_back(box: Box) -> None:
+    one = box.send("alice", ORDER)
+    session = Session("claude", "0089")
+    session.agent, session.pid, session.pid_start = "bob", 4_194_304, 1
+    box.path("sessions").mkdir(exist_ok=True)
+    save_session(str(box.root), session)
+    shown = {"what": OFFERED, "at": box.clock.now_ns(), "ids": [one], "after": "Stop", "offer": 1}
+    write_report(str(box.root), "bob", [{"session": session.key} | shown])
+    box.tick()
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.inbox("bob") == {} and box.states(one) == {"bob": "expired"}
 
 
 def test_what_is_given_up_and_may_be_read_is_named_so(box: Box) -> None:
