@@ -18,6 +18,7 @@ import re
 import sys
 import tarfile
 from collections.abc import Generator, Iterator
+from datetime import date
 from typing import IO, NamedTuple
 
 from relay.base import fsio
@@ -66,7 +67,9 @@ def days(home: Home) -> list[str]:
 
 def is_day(name: str) -> bool:
     """True for the name of a day's folder."""
-    return _DAY.fullmatch(name) is not None
+    with contextlib.suppress(ValueError):  # somebody's 2026-02-30
+        return _DAY.fullmatch(name) is not None and bool(date.fromisoformat(name))
+    return False
 
 
 def before_yesterday(now_ns: int) -> str:

@@ -325,6 +325,12 @@ def test_audit_rows_go_in_slices_and_each_says_so(box: Box) -> None:
     assert len(said) == 3
 
 
+def test_a_folder_that_is_named_like_a_day_and_is_none_is_left_alone(box: Box) -> None:
+    folder = box.path("archive/2026-02-30")
+    folder.mkdir()
+    assert run(box, archive_days=1)["archive"].number == 0 and folder.exists()
+
+
 def test_a_row_of_a_clock_that_was_ahead_holds_up_no_others(box: Box) -> None:
     old = box.clock.now_ns()
     insert = "INSERT INTO audit_log (at, message_id, new_status) VALUES (?, ?, 'x')"
