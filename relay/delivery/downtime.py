@@ -54,7 +54,8 @@ class Deadlines:
     def extend(self) -> None:
         """Move them at a start by the time no relay ran, as far as ledger and store tell."""
         now, lost = self._clock.now_ns(), self._store.state.downtimes
-        seen_at = self._ledger.alive_at() or self._store.state.modified_at * NS_PER_S
+        # A restored ledger is older than the last event.
+        seen_at = max(self._ledger.alive_at() or 0, self._store.state.modified_at * NS_PER_S)
         if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
             seen_at = lost[-1].at * NS_PER_S
         if abs(now - seen_at) >= LEAST_NS:

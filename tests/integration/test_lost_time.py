@@ -3,9 +3,12 @@ relay that is down gives nothing up by itself."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from relay.base.home import LEDGER
+from relay.daemon import ledger_backup
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
 from tests.integration.test_owed import COMMAND, HALF_AN_HOUR, duty, of_kind, told
@@ -100,6 +103,20 @@ def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     assert box.inbox("bob")[again].headers["ATTEMPT"] == "2"
     box.after(1800)
     assert duty(box, sent)[:2] == ("open", 1)
+
+
+def test_D7_a_ledger_that_was_restored_from_last_week_moves_nothing(
+    box: Box, tmp_path: Path
+) -> None:
+    kept = str(tmp_path / "kept")
+    ledger_backup.backup(box.home, kept)
+    box.clock.advance(7 * 86_400)
+    sent = box.send("alice", COMMAND)
+    box.kill()
+    ledger_backup.restore(box.home, kept)
+    box.open()
+    box.after(HALF_AN_HOUR + 1)
+    assert len(of_kind(box, "bob", "reminder")) == 1 and duty(box, sent)[1] == 1
 
 
 def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) -> None:
