@@ -287,8 +287,10 @@ class Dispatcher:
     # -- a batch of files --------------------------------------------------------------
 
     def _screen(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
-        """Files that can be planned now; those whose attachments are being read are deferred."""
-        ready, waiting = self._validator.screen(dirs, batch)
+        """Files that can be planned now; those whose attachments are not read yet are deferred."""
+        ready, waiting, failed = self._validator.screen(dirs, batch)
+        for inbound, reason, attempts in failed:
+            self._retry_later(inbound, reason, attempts)
         due = self._clock.monotonic_ns() + RECHECK_NS
         for inbound in waiting:
             self._intake.retry(inbound.file.agent, inbound.file.file_name, due)

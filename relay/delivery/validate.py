@@ -61,10 +61,14 @@ class Validator:
         self._verifier = AttachmentVerifier(limits)
         # of this batch: file -> reference, what it is
         self._invalid: dict[FileKey, tuple[str, AttachmentProblem]] = {}
+        self._failures: dict[FileKey, int] = {}  # file -> attempts to read its attachments
         self._to_set_aside: list[str] = []  # once their senders are notified
 
-    def screen(self, dirs: Dirs, batch: list[Inbound]) -> tuple[list[Inbound], list[Inbound]]:
-        """Register new keys of the senders; (files ready, files whose attachments are read)."""
+    def screen(
+        self, dirs: Dirs, batch: list[Inbound]
+    ) -> tuple[list[Inbound], list[Inbound], list[tuple[Inbound, str, int]]]:
+        """Register new keys of the senders; (files ready, files whose attachments are being read,
+        files with one that cannot be read: why, and for how many times by now)."""
         senders = dict.fromkeys([inbound.file.agent for inbound in batch])
         self._keys.register_new(
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
@@ -72,31 +76,30 @@ class Validator:
         self._invalid.clear()
         ready: list[Inbound] = []
         waiting: list[Inbound] = []
+        failed: list[tuple[Inbound, str, int]] = []
         for inbound in batch:
-            (ready if self._is_read(dirs, inbound) else waiting).append(inbound)
-        return ready, waiting
+            key = inbound.file.key
+            try:
+                (ready if self._is_read(dirs, inbound) else waiting).append(inbound)
+                if self._failures:
+                    self._failures.pop(key, None)
+            except OSError as exc:
+                self._failures[key] = self._failures.get(key, 0) + 1
+                failed.append((inbound, f"cannot read an attachment: {exc}", self._failures[key]))
+        return ready, waiting, failed
 
     def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool:
-        """False while an attachment is being read; an invalid one is remembered."""
+        """False while an attachment is being read; an invalid one is noted. Errors: OSError."""
         file, message = inbound.file, inbound.message
         if message is None or not message.attachments:
             return True
-        try:
-            for reference in dict.fromkeys(message.attachments):
-                found = self._verifier.check(dirs, reference, file.agent)
-                if isinstance(found, AttachmentProblem):
-                    self._invalid[file.key] = (reference, found)
-                    return True
-                if not found:
-                    return False
-        except OSError as exc:
-            self._log(
-                f"Cannot read an attachment of {file.path}, trying again: {exc}",
-                action="read_failed",
-                level="warning",
-                agent=file.agent,
-            )
-            return False
+        for reference in dict.fromkeys(message.attachments):
+            found = self._verifier.check(dirs, reference, file.agent)
+            if isinstance(found, AttachmentProblem):
+                self._invalid[file.key] = (reference, found)
+                return True
+            if not found:
+                return False
         return True
 
     def validate(self, inbound: Inbound) -> Inbound:
