@@ -323,9 +323,14 @@ def _why_over(inbound: Inbound, message: MessageFile, original: Message, store: 
 
 
 def _first_answer(original: Message, sender: str, store: Engine) -> str:
-    """When and how a question was answered; empty without an answer, or once that is archived."""
+    """When and how a question was answered; empty without an answer.
+
+    Errors: FormatError, OSError if an archive has to be read and cannot be.
+    """
     thread = original.correlation_id
-    for message in store.messages.thread_in_store(thread) if thread else ():
+    is_live = original.id in store.state.deliveries
+    look = store.messages.thread_in_store if is_live else store.messages.thread
+    for message in look(thread) if thread else ():
         known = message.metadata or {}
         is_end = message.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
         if is_end and message.sender == sender and known.get("re") == original.relay_id:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -198,7 +199,8 @@ def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> t
         options = options_of(file.headers.get("OPTIONS"))
     if options:
         may_approve = "yes" in [option.lower() for option in options]
-        command = f"relay reply {message_id} {options[0]}"
+        dashes = "-- " * options[0].startswith("-")
+        command = f"relay reply {dashes}{message_id} {shlex.quote(options[0])}"
         command = f"relay approve {message_id}" if may_approve else command
         text = f"{text} ({', '.join(options)})"
     elif kind == "query":

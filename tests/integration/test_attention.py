@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent
+from relay.base.config import Config, StoreSettings
 from relay.base.finding import Finding
 from relay.base.home import Home
 from relay.views.attention import attention, hush, tell_new
@@ -78,6 +79,33 @@ def test_the_first_answer_counts_and_the_other_one_hears_of_it(box: Box) -> None
     (nack,) = box.nacks("operator")
     assert f"{asked} was answered by operator at " in nack and nack.endswith(": yes\n")
     assert box.bodies("alice") == ["yes"]
+
+
+@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(roll_messages=1)))
+def test_it_counts_when_the_question_is_in_an_archive_too(box: Box) -> None:
+    asked = box.send("alice", f"TO: bob\nKIND: query\nOPTIONS: yes, no\n\n{QUESTION}")
+    box.take("bob", asked)
+    box.send("bob", f"TO: alice\nKIND: response\nRE: {asked}\n\nno")
+    for _ in range(8):
+        box.after(1800)
+    assert box.store.messages.find_by_relay_id(asked) is None
+    box.send("bob", f"TO: alice\nKIND: response\nRE: {asked}\n\nyes")
+    (nack,) = box.nacks("bob")
+    assert f"{asked} was answered by bob at " in nack and nack.endswith(": no\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("$(id)", "'$(id)'"), ("ja gerne", "'ja gerne'"), ("-h", "-- {} -h"), ("now", "now")],
+)
+def test_the_command_of_an_answer_runs_nothing_that_an_agent_wrote(
+    box: Box, option: str, words: str
+) -> None:
+    asked = box.send("alice", f"TO: operator\nKIND: query\nOPTIONS: {option}, no\n\n{QUESTION}")
+    with Home(str(box.root)) as home:
+        (row,) = attention(home)
+    said = words.format(asked) if "{}" in words else f"{asked} {words}"
+    assert row.command == f"relay reply {said}"
 
 
 @pytest.mark.usefixtures("running")
