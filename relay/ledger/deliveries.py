@@ -168,7 +168,8 @@ class DeliveryTable:
     def discard(self, letters: Iterable[tuple[str, int]]) -> None:
         """Record that dead letters, (message id, when), were discarded: nothing waits any more."""
         self._db.executemany(
-            "UPDATE deliveries SET discarded_at = ? WHERE message_id = ? AND state = 'dead'",
+            "UPDATE deliveries SET discarded_at = ? "
+            "WHERE message_id = ? AND state = 'dead' AND discarded_at IS NULL",
             [(at, message_id) for message_id, at in letters],
         )
 

@@ -128,3 +128,7 @@ def test_a_discard_counts_for_those_that_were_given_up_by_then(box: Box) -> None
         box.after(10)
     query = "SELECT recipient, discarded_at IS NULL FROM deliveries WHERE message_id = ? ORDER BY 1"
     assert box.sql(query, sent) == [("bob", 1), ("carol", 0)]
+    first = box.sql("SELECT discarded_at FROM deliveries WHERE recipient = 'carol'")
+    box.command("operator", "dead.discard", f"ID: {sent}")
+    assert box.sql("SELECT discarded_at FROM deliveries WHERE recipient = 'carol'") == first
+    assert box.sql(query, sent) == [("bob", 0), ("carol", 0)]
