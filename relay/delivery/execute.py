@@ -53,28 +53,17 @@ BATCH_DELIVERIES = 2000  # a broadcast to all holds up no other message
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
-class Postponed(NamedTuple):
-    """A plan that could not be executed now."""
-
-    plan: Plan
-    cause: Exception
-
-    @property
-    def reason(self) -> str:
-        return str(self.cause)
-
-
 class ExecutionResult(NamedTuple):
     """The result of an execution."""
 
     executed: list[Applied]
-    postponed: list[Postponed]
+    postponed: list[tuple[Plan, str]]  # could not be executed now, and why
     jobs: list[tuple[Subject, Job]]  # of commands, also of postponed ones: these are not run again
     replaced: list[OutboxFile]  # files put in the place of others while these were processed
 
     def is_done(self, plan: Plan) -> bool:
         """True unless the plan was postponed."""
-        return all(postponed.plan is not plan for postponed in self.postponed)
+        return all(postponed is not plan for postponed, _ in self.postponed)
 
 
 class PlanExecutor:
@@ -111,7 +100,7 @@ class PlanExecutor:
         try:
             file_ops.check_room(dirs)
         except DiskFull as exc:
-            return ExecutionResult([], [Postponed(plan, exc) for plan in plans], [], [])
+            return ExecutionResult([], [(plan, str(exc)) for plan in plans], [], [])
         return self.execute(dirs, plans)
 
     def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
@@ -135,7 +124,9 @@ class PlanExecutor:
             try:
                 applied = self._store_writer.apply(plan)
             except (*TRANSIENT_ERRORS, CommError) as exc:
-                result.postponed.append(_postponed(plan, exc))
+                if plan.inbound is not None and not isinstance(exc, TRANSIENT_ERRORS):
+                    raise  # the fault is the file's
+                result.postponed.append((plan, str(exc)))
                 continue
             except StateFault as exc:
                 if plan.inbound is not None:  # else it would end the next session, too
@@ -380,13 +371,6 @@ class PlanExecutor:
                 recipients=[name for file in applied.files for name in file.recipients],
                 held=[recipient for _, recipient in applied.undelivered],
             )
-
-
-def _postponed(plan: Plan, cause: Exception) -> Postponed:
-    """Postpone a plan; raises the cause if it is a file's, and not transient."""
-    if plan.inbound is not None and not isinstance(cause, TRANSIENT_ERRORS):
-        raise cause
-    return Postponed(plan, cause)
 
 
 def _end_of(ended: OverdueDelivery) -> DeliveryFacts:

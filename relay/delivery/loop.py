@@ -321,9 +321,9 @@ class Dispatcher:
             return
         postponed: list[tuple[Inbound, str]] = []
         result = self._executor.execute(dirs, self._plans(part, postponed))
-        for planned, cause in result.postponed:
+        for planned, why in result.postponed:
             if planned.inbound is not None:
-                postponed.append((planned.inbound, str(cause)))
+                postponed.append((planned.inbound, why))
         if postponed:
             self._postpone(postponed)
         self._statuses.refresh()
@@ -437,7 +437,7 @@ class Dispatcher:
                     result = self._executor.execute_own(dirs, plans)
                     source.settle(result)
                     if result.postponed:
-                        self._refusal = result.postponed[0].reason
+                        _, self._refusal = result.postponed[0]
                 due_ns = 0 if plans else source.due_ns()  # they may change any other's
             if due_ns is not None:
                 times.append(due_ns)

@@ -107,7 +107,7 @@ class Notifier:
         also = [plan for change, at in ended for plan in self._plans_of_end(change, at)]
         result = self._execute(plans + also)
         if result.postponed:
-            reason = result.postponed[0].reason
+            _, reason = result.postponed[0]
             self._log(f"Cannot notify now: {reason}", action="postpone", level="warning")
         return {place for place, plan in enumerate(plans) if result.is_done(plan)}
 
@@ -143,7 +143,7 @@ class Notifier:
         else:
             if not result.postponed:
                 return True
-            reason = result.postponed[0].reason
+            _, reason = result.postponed[0]
         self._log(f"Cannot greet {name} now: {reason}", action="postpone", level="warning")
         return False
 
