@@ -90,9 +90,9 @@ def ask(home: Home, timeout_s: float = TIMEOUT_S) -> StatusReply:
             connection.close()
 
 
-def ask_status(home: Home, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
+def ask_status(home: Home) -> dict[str, Any] | None:
     """Request ``/status`` of the relay of this home; None without a reply."""
-    return ask(home, timeout_s).status
+    return ask(home).status
 
 
 def silence(pid: int) -> tuple[str, str]:

@@ -99,7 +99,7 @@ class IdleNotices:
                 continue
             to = operation.requested_by if operation.requested_by in directory.agents else ""
             subject = Subject(operation.request_id, operation.requested_by, operation.asked_at)
-            outcome = planning.outcome(subject, answer[1], "", answer[0], to)
+            outcome = planning.outcome(subject, to, answer[1], "", answer[0])
             plans.append(replace(outcome, effects=Effects(closed_intents=(number,))))
         left_ns = min(open_until, default=0) - self._clock.now_ns()
         self._next_ns = now + (min(CHECK_NS, max(0, left_ns)) if open_until else CHECK_NS)

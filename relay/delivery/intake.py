@@ -68,13 +68,12 @@ class Intake:
         limits: LimitSettings,
         clock: Clock,
         log: Callable[..., object],
-        security: SecuritySettings | None = None,
+        security: SecuritySettings,
     ) -> None:
         self._max_body = limits.max_body_bytes
         self._max_file = max_file_bytes(limits.max_body_bytes)
         self._clock = clock
         self._log = log
-        security = security or SecuritySettings()
         self.rate_limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._queue = IntakeQueue(self.rate_limit, clock)
         self._pending_files = PendingFiles(detection, clock, log)
@@ -230,7 +229,7 @@ class Intake:
             if inbound.message is not None or not is_growing:
                 return _narrowed(inbound, fd, status)
             settling = is_moving
-        due_ns = now + max(SETTLE_NS, NS_PER_MS)
+        due_ns = now + SETTLE_NS
         return replace(hint, due_ns=due_ns, seen=seen, seen_at_ns=seen_at_ns, settling=settling)
 
     def _parse(self, found: OutboxFile, data: bytes) -> Inbound:

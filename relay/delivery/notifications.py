@@ -97,7 +97,7 @@ class Notifier:
                 process=notice.process,
                 closed_intents=notice.closed_intents,
             )
-            outcome = planning.outcome(subject, notice.text, notice.key, notice.kind, to)
+            outcome = planning.outcome(subject, to, notice.text, notice.key, notice.kind)
             plans.append(replace(outcome, effects=effects))
         ended = [
             (notice.status_change, notice.at)
@@ -127,7 +127,7 @@ class Notifier:
     def answer(self, subject: Subject, kind: Kind, text: str) -> bool:
         """Send the answer to a command that was not answered at once; False: not possible now."""
         to = subject.agent if subject.agent in self._roster.agents else ""
-        return not self._execute([planning.outcome(subject, text, "", kind, to)]).postponed
+        return not self._execute([planning.outcome(subject, to, text, "", kind)]).postponed
 
     def send_resume_message(self, name: str, key: str) -> bool:
         """Put the first message of a new run into an agent's inbox.

@@ -104,15 +104,11 @@ def reply(subject: Subject, kind: Kind, text: str, attached: bytes = b"") -> Sys
     return system_message(subject, to, kind, text, key, attached=attached, is_answer=True)
 
 
-def outcome(
-    subject: Subject, text: str, key: str, kind: Kind = Kind.NACK, to: str | None = None
-) -> Plan:
-    """Send an agent the outcome of its message, once for each ``key``.
+def outcome(subject: Subject, to: str, text: str, key: str, kind: Kind = Kind.NACK) -> Plan:
+    """Send an agent the outcome of its message, once for each ``key``; nothing to an empty ``to``.
 
     Without a key it is the answer to a control message that was not answered at once.
-    Nothing is sent if ``to`` is empty; None: the sender.
     """
-    to = subject.agent if to is None else to
     reply = system_message(subject, to, kind, text, key or str(kind), is_answer=True)
     return Plan(subject, messages=(reply,) if to else ())
 
@@ -156,7 +152,7 @@ def end_delivery(
     subject = Subject(row.message_id, row.agent_name, row.discovered_at)
     key = f"{ended.state.name} {ended.recipient} {ended.attempt}"
     to = row.agent_name if row.agent_name in directory.agents else ""
-    plan = outcome(subject, text, key, to=to)
+    plan = outcome(subject, to, text, key)
     messages = plan.messages
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"

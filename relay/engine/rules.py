@@ -384,7 +384,6 @@ def topic_matches(topic: str, pattern: str) -> bool:
 
 ANSWERS = frozenset({MessageType.RESPONSE, MessageType.ACKNOWLEDGMENT})
 REQUESTS = frozenset({MessageType.COMMAND, MessageType.QUERY})
-_NOBODY: Mapping[str, Obligation] = {}
 _NOT_WRITTEN = frozenset({DeliveryState.SENT, DeliveryState.STAGED, DeliveryState.WAITING})
 MAX_WAIT_MS = 2**53  # longer than any wait; twice that from now still fits the file's field
 _UNDERWAY = _NOT_WRITTEN | {DeliveryState.DELIVERED}
@@ -468,7 +467,7 @@ def is_pending(
     channel: Channel,
     message: Message,
     deliveries: Iterable[Delivery],
-    owed: Mapping[str, Obligation] = _NOBODY,
+    owed: Mapping[str, Obligation],
 ) -> bool:
     """True for a message that counts against its channel's ``max_pending``."""
     if message.message_type in ANSWERS:

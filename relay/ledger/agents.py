@@ -59,7 +59,7 @@ class AgentTable:
             (name, now_ns, pid, now_ns),
         )
 
-    def deactivate(self, name: str, now_ns: int | None = None) -> None:
+    def deactivate(self, name: str, now_ns: int) -> None:
         """Mark an agent inactive: its directory is gone. A terminated or retired one stays so."""
         self.changes += 1
         self._db.execute(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import DetectionSettings, LimitSettings
+from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
 from relay.base.home import Home
 from relay.base.incidents import Refusal
 from relay.delivery.intake import Intake
@@ -28,7 +28,7 @@ class Desk:
         self.home = Home.create(str(root))
         self.home.make_agent("alice")
         self.outbox = root / "agents" / "alice" / "outbox"
-        self.intake = Intake(detection, limits, self.clock, self._note)
+        self.intake = Intake(detection, limits, self.clock, self._note, SecuritySettings())
 
     def _note(self, event: str, **facts: Any) -> None:
         self.log.append({"event": event, **facts})

@@ -154,7 +154,7 @@ def test_m05_a_group_of_one_and_topics_that_nobody_wants_are_said(table: Table) 
 def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -> None:
     sent = table.decide("TO: bob\n\nhi")
     told = [
-        table.writer.apply(outcome(sent.plan.subject, "bob: too late", key))
+        table.writer.apply(outcome(sent.plan.subject, "alice", "bob: too late", key))
         for key in ("bob expired", "bob expired", "carol expired")
     ]
     ids = [one.files[0].message_id for one in told]

@@ -276,7 +276,7 @@ def test_agents_come_go_and_come_back(ledger: Ledger, look: Look) -> None:
     ledger.agents.register("bob", NOW)
     active = "SELECT name FROM agents WHERE status = 'active' ORDER BY 1"
     assert look.all(active) == [("alice",), ("bob",)]
-    ledger.agents.deactivate("alice")
+    ledger.agents.deactivate("alice", NOW)
     assert look.all(active) == [("bob",)]
     ledger.agents.register("alice", NOW + 5)
     assert look.all("SELECT registered_at, pid, status FROM agents WHERE name = 'alice'") == [
@@ -294,7 +294,7 @@ def test_what_an_agent_did_and_says_of_itself(ledger: Ledger, look: Look) -> Non
         ("alice", NOW + 1),
         ("bob", None),
     ]
-    ledger.agents.deactivate("bob")
+    ledger.agents.deactivate("bob", NOW)
     ledger.agents.set_note("bob", "compiling", NOW + 2)
     assert look.all("SELECT note, last_seen_at, status FROM agents WHERE name = 'bob'") == [
         ("compiling", NOW + 2, "active")
