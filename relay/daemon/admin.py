@@ -349,7 +349,7 @@ def _session_status(snapshot: StatusSnapshot, now_ns: int) -> dict[str, Any]:
         "active": snapshot.active,
         "dead_letters": snapshot.dead_letters,
         "owed": snapshot.owed,
-        "open_answers": snapshot.open_answers,
+        "open_answers": snapshot.owed.total(),
         "delivery_p50_s": snapshot.delivery_s.quantile(0.5),
         "delivery_p99_s": snapshot.delivery_s.quantile(0.99),
     }

@@ -63,15 +63,8 @@ class StatusSnapshot(NamedTuple):
     held_back: int  # messages that max_pending keeps back
     active: int  # messages of the live store
     dead_letters: int
-    owed: dict[str, int]  # open answers, by agent
-    open_answers: int  # all of them
+    owed: Counter[str]  # open answers, by agent
     journal_end: int  # bytes of the stream so far
-
-
-TOTALS = (
-    *("accepted", "refused", "postponed", "written", "again", "held", "bounced", "expired"),
-    *("dead", "read", "acked", "overflows"),
-)
 
 
 class StatusPublisher:
@@ -102,12 +95,11 @@ class StatusPublisher:
         metrics, roster = dispatcher.metrics, dispatcher.roster
         metrics.overflows += self._watcher.overflows - self._overflows
         self._overflows = self._watcher.overflows
-        owed = Counter(name for known in state.owed.values() for name in known)
         return StatusSnapshot(
             at_ns=self._clock.now_ns(),
             monotonic_ns=now,
             watcher=self._watcher.name,
-            totals={name: getattr(metrics, name) for name in TOTALS},
+            totals={name: getattr(metrics, name) for name in COUNTERS},
             stages={name: times.read() for name, times in metrics.stages.items()},
             delivery_s=metrics.delivery_s.read(),
             commit_s=metrics.commit_s.read(),
@@ -120,8 +112,7 @@ class StatusPublisher:
             held_back=len(state.pending.held),
             active=len(state.messages),
             dead_letters=len(state.dead),
-            owed=owed,
-            open_answers=owed.total(),
+            owed=Counter(name for known in state.owed.values() for name in known),
             journal_end=dispatcher.journal_end,
         )
 
@@ -331,7 +322,7 @@ class StatusCollector(Collector):
         text = "Dead letters not yet replayed or discarded."
         yield _gauge("relay_dead_letters", text, snapshot.dead_letters)
         text = "Answers that are owed."
-        yield _gauge("relay_answers_open", text, snapshot.open_answers)
+        yield _gauge("relay_answers_open", text, snapshot.owed.total())
         text = "Length of the journal's stream since its beginning."
         yield _gauge("relay_journal_stream_bytes", text, snapshot.journal_end)
 
