@@ -23,9 +23,7 @@ LogCall = Callable[..., object]  # log(sentence, action=..., level="info", **fac
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MIB = 1 << 20
-_OWN = frozenset(
-    {"timestamp", "level", "event", "action", "exception"}
-)  # not facts of the sentence
+_OWN = {"timestamp", "level", "event", "action", "exception"}  # no facts of the sentence
 TRY_AGAIN_BYTES = 64 << 10  # a rotation that failed is tried again after so many more
 
 

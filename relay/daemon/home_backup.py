@@ -45,9 +45,8 @@ VERSION = 1
 UNFINISHED = ".unfinished"
 TRIES = 5  # the journal's segments change tiers once in minutes
 CHUNK_BYTES = 1 << 20
-MTIME_SLACK_NS = (
-    2_000_000_000  # a file that was written later may have changed within one tick of mtime
-)
+# A file that was written later may have changed within one tick of mtime.
+MTIME_SLACK_NS = 2_000_000_000
 INBOX_FOLDERS = (PENDING, "", READ)  # of an inbox, in the order in which a message goes through it
 UnixNs = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -289,9 +288,8 @@ def _clear_mailbox_ids(copy: _Copy, home: Home) -> None:
         for agent, known in ledger.agents.mailboxes().items():
             with contextlib.suppress(OSError, UnsafePath), home.dirs() as dirs:
                 if reads.mailbox_identity(dirs, agent) == known:
-                    same.append(
-                        (agent, None)
-                    )  # unknown: the first scan of the next start records it
+                    # unknown: the first scan of the next start records it
+                    same.append((agent, None))
         with ledger.transaction():
             ledger.agents.set_mailboxes(same)
     _add_ledger_entry(copy)
@@ -380,9 +378,8 @@ class _InboxCopy:
             descriptor = dirs.get(*parts)
         except (FileNotFoundError, UnsafePath):
             return
-        mtime_ns = os.fstat(
-            descriptor
-        ).st_mtime_ns  # taken first, so that later changes are noticed
+        # taken first, so that later changes are noticed
+        mtime_ns = os.fstat(descriptor).st_mtime_ns
         for name in sorted(os.listdir(descriptor)):
             is_known = any(
                 name in self._copy.names.get(self._path(folder), ()) for folder in INBOX_FOLDERS

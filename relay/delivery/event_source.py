@@ -77,9 +77,8 @@ class EventSource:
         self._recheck_ns: int | None = None
         self._empty: dict[str, Folders] = {}  # agents with nothing to be found, as scanned last
         self._broken: dict[str, int] = {}  # agents without an inbox, since when (monotonic)
-        self._known_strays: dict[
-            str, set[str]
-        ] = {}  # in inboxes, and not unread as the ledger has it
+        # in inboxes, and not unread as the ledger has it
+        self._known_strays: dict[str, set[str]] = {}
 
     def poll(self, wake: WatchEvents, now: int) -> None:
         """Process watcher events, and scan if due. ``now``: monotonic ns."""

@@ -226,9 +226,8 @@ class ReadDetector:
         def write() -> None:
             agents, deliveries = self._ledger.agents, self._ledger.deliveries
             if vanished:
-                rows = deliveries.rows(
-                    {facts.message_id for facts in left}
-                )  # it may be answered now
+                # one may be answered now
+                rows = deliveries.rows({facts.message_id for facts in left})
                 known = [
                     (facts, rows.get(facts.message_id, {}).get(facts.recipient)) for facts in left
                 ]

@@ -373,9 +373,8 @@ def new_message(
             metadata[name.lower()] = headers[name]
     if "AWAIT" in headers:
         metadata["await_ms"] = message.await_ms or 0
-        if (
-            metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE
-        ):  # a waiting sender needs the answer
+        # a waiting sender needs the answer
+        if metadata.get("delivery", AT_MOST_ONCE) == AT_MOST_ONCE:
             metadata["delivery"] = "at-least-once"
     if message.attachments:
         metadata["attachments"] = " ".join(message.attachments)

@@ -374,9 +374,8 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
     state.duplicates = {key: later(at_ms) for key, at_ms in state.duplicates.items()}
     state.find_next_forget_ms()
     known = (*state.downtimes, Downtime(event.at, by_ms))
-    if (
-        len(known) > MAX_DOWNTIMES
-    ):  # with the later time: a deadline moves too far, never too little
+    if len(known) > MAX_DOWNTIMES:
+        # with the later time: a deadline moves too far, never too little
         first, second, *rest = known
         known = (Downtime(second.at, first.ms + second.ms), *rest)
     state.downtimes = known

@@ -47,9 +47,8 @@ class NewFile:
         if self._fd < 0:
             return
         self._close()
-        if error is None or isinstance(
-            error, Exception
-        ):  # not on KeyboardInterrupt: behave like a killed process
+        # not on KeyboardInterrupt: behave like a killed process
+        if error is None or isinstance(error, Exception):
             with contextlib.suppress(OSError):
                 os.unlink(self.temp)
 

@@ -153,9 +153,7 @@ class Manifest:
         self._beyond = seen.after_damage
         self._aside = range(seen.damaged_from or 0, file.header.chunk_index)
         self._lock = threading.RLock()
-        self._snapshot_lock = (
-            threading.Lock()
-        )  # one snapshot at a time; taken before _lock, never after
+        self._snapshot_lock = threading.Lock()  # taken before _lock, never after
         self._file: ChunkFile | None = file
         self._since_snapshot = len(seen.records)
         self._rolled = False

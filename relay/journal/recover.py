@@ -349,9 +349,7 @@ class Recovery:
             base = entry.base_offset if entry else self._base(fd, path, end)
             if entry is None:
                 self._record(opened_record(header, base, self._stream.epoch))
-            if wrong and is_zero(
-                fd, FIRST_RECORD
-            ):  # created and never written: complete the creation
+            if wrong and is_zero(fd, FIRST_RECORD):  # created and never written
                 fsio.write_at(fd, header.encode(), 0, path)
                 wrong = ""
             return self._recover_tail(fd, path, header, base, covered, wrong)

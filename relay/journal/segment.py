@@ -282,9 +282,8 @@ class ActiveSegment:
 class SegmentPolicy(NamedTuple):
     """The size and age at which segments roll, and how far zeros are written ahead."""
 
-    segment_bytes: int = (
-        64 << 20
-    )  # header and footer included; a longer record gets a segment of its own
+    # Header and footer included; a longer record gets a segment of its own.
+    segment_bytes: int = 64 << 20
     segment_age_s: float = 86_400  # since its first record, so that quiet days reach the tiers, too
     slice_bytes: int = 1 << 20  # zeros at a time: some ms of writing
     ahead_bytes: int = 64 << 20  # limit of the zeros ahead

@@ -81,9 +81,8 @@ class AttachmentVerifier:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
         self._reading: dict[Key, _LargeFile] = {}
-        self._turns: dict[
-            str, dict[Key, None]
-        ] = {}  # agent -> attachments that it waits for, oldest first
+        # agent -> attachments that it waits for, oldest first
+        self._turns: dict[str, dict[Key, None]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
