@@ -78,12 +78,12 @@ class Validator:
         waiting: list[Inbound] = []
         failed: list[tuple[Inbound, str, int]] = []
         for inbound in batch:
-            key = inbound.file.key
             try:
                 (ready if self._is_read(dirs, inbound) else waiting).append(inbound)
                 if self._failures:
-                    self._failures.pop(key, None)
+                    self._failures.pop(inbound.file.key, None)
             except OSError as exc:
+                key = inbound.file.key
                 self._failures[key] = self._failures.get(key, 0) + 1
                 failed.append((inbound, f"cannot read an attachment: {exc}", self._failures[key]))
         return ready, waiting, failed
