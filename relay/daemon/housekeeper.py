@@ -35,6 +35,8 @@ PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
 PAUSE_FACTOR = 4  # pause this many times as long as the slice took
 POLL_NS = NS_PER_S  # interval at which the thread is polled
 CHECK_NS = 86_400 * NS_PER_S  # the ledger is checked once a day, 5 ms a MiB
+DAY_NS = 86_400 * NS_PER_S
+CLOCK_NS = 3_600 * NS_PER_S  # in which a clock that is wrong after a start has been set
 AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
 SLICE_NS = 50_000_000  # between two slices of rows
 T = TypeVar("T")
@@ -54,15 +56,18 @@ class Housekeeper:
         executor: Executor,
         log: Callable[..., object],
         *,
+        lost_ns: Callable[[int], int],
         pause_s: float,
         wake: Callable[[], None],
     ) -> None:
+        """``lost_ns``: the time without a running relay, by the clock, since a time (Unix ns)."""
         self._home = home
         self._ledger = ledger
         self._config = config
         self._clock = clock
         self._executor = executor
         self._log = log
+        self._lost_ns = lost_ns
         self._pause_s = pause_s
         self._stopping = threading.Event()
         self._wake = wake  # called in the thread, at the end of a job
@@ -119,7 +124,10 @@ class Housekeeper:
         """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
-            self.enqueue(Prune())
+            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > DAY_NS:
+                self._next_prune_ns = now + CLOCK_NS  # the clock may be wrong, and be set soon
+            else:
+                self.enqueue(Prune())
         if now >= self._next_disk_ns:
             self._next_disk_ns = now + CHECK_S * NS_PER_S
             if not self._queue and is_low and packable(self._home, self._clock):

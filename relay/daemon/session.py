@@ -133,7 +133,10 @@ class Session:
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             self.dispatcher = self._make_dispatcher(config, executors.flush)
             self.housekeeper = Housekeeper(
-                home, ledger, config, clock, keeper, log, pause_s=executors.pause_s, wake=wake
+                *(home, ledger, config, clock, keeper, log),
+                lost_ns=store.deliveries.downtime_ns,
+                pause_s=executors.pause_s,
+                wake=wake,
             )
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
             self._search = SearchFiller(

@@ -188,6 +188,26 @@ def test_attachments_stay_while_somebody_is_to_read_their_message(box: Box) -> N
     assert run(box, attachments_days=30)["attachments"].number == 0
 
 
+@pytest.mark.box("alice", "bob", executors=Executors.inline())
+def test_a_clock_that_is_ahead_for_a_while_deletes_nothing(box: Box) -> None:
+    """A machine whose clock is wrong at its start has it set by the network minutes later."""
+    path = attached(box, b"read")
+    sent = box.send("alice", f"TO: bob\nATTACHMENT: sha256:{path.name}\n\nread")
+    box.take("bob", sent)
+    box.tick()
+    original, rows = box.path(box.row(sent)["file_path"]), box.sql("SELECT * FROM audit_log")
+    box.clock.jump(400 * DAY_S)
+    for _ in range(10):
+        box.after(61)
+    assert original.exists() and path.exists()
+    assert box.path("agents/bob/inbox/.read", f"{sent}.msg").exists()
+    assert box.sql("SELECT * FROM audit_log")[: len(rows)] == rows
+    box.after(3600)  # it is right: the machine was off for a year
+    for _ in range(20):
+        box.after(1)
+    assert not original.exists()
+
+
 def test_the_thread_of_retention_writes_nothing_into_the_ledger(
     make_box: MakeBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +385,8 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
     box.tick()
     assert box.path(old).exists()
     box.after(60, turns=2)
+    assert box.path(old).exists()  # no relay ran for 100 days, or the clock is wrong
+    box.after(3600, turns=2)
     assert not box.path(old).exists()
     assert [e["kind"] for e in box.log if e.get("action") == "prune"] == ["archive", "read"]
 
