@@ -5,30 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.audit.class_archive import java_options
 from tests.audit.home_builder import HomeBuilder
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 # A command that gives way to everything else on the machine may never end beside a whole suite.
 os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 # The JVM that only writes Spark's command line ends within half a second.
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-# Classes of Spark's in its JVM -> static members.
-OFTEN_ASKED = {
-    "org.apache.spark.sql.functions": "array coalesce col count lit max min struct sum when",
-    "functions": "",
-    "PythonUtils": "toArray toSeq",
-    "PythonSQLUtils": "",
-    "org.apache.spark.sql.classic.SparkSession": "getActiveSession",
-    "org.apache.spark.sql.classic.SparkSession$": "MODULE$",
-}
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist looks at the groups
@@ -43,34 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def look_up_once(session: SparkSession) -> None:
-    """Keep the classes and functions of the JVM that nearly each column asks for.
-
-    Each look-up is a round trip, and one by a short name goes through every jar of Spark's: a
-    tenth of what the tests take.
-    """
-    for name, members in OFTEN_ASKED.items():
-        known = getattr(session._jvm, name)
-        setattr(session._jvm, name, known)
-        for member in members.split():
-            setattr(known, member, getattr(known, member))
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
     """A session with one thread and the settings of a run over a small home."""
     from relay.audit.session import SMALL, spark_session
 
-    session = spark_session(
-        "local[1]",
-        {
-            **SMALL,
-            "spark.shuffle.compress": "false",
-            # On a TCP connection each Python task waits for 40 ms.
-            "spark.python.unix.domain.socket.enabled": "true",
-        },
-    )
-    look_up_once(session)
+    session = spark_session("local[1]", SMALL)
     yield session
     session.stop()
 
