@@ -18,9 +18,9 @@ NICE = 19  # of 19: a relay that delivers comes first, and the audit has the res
 
 def register(spark: Any) -> None:
     """Register the formats of the audits in a Spark session; idempotent."""
-    from relay.audit import sources  # only here: who extracts does not load Spark
+    from relay.audit import formats  # only here: who extracts does not load Spark
 
-    sources.register(spark)
+    formats.register(spark)
 
 
 def tables(spark: Any, lake: str, *names: str) -> dict[str, Any]:

@@ -12,13 +12,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
-from relay.audit import lake_columns
+from relay.audit import formats, lake_columns
+from relay.audit.formats import MODES, register, subset
 from relay.audit.lake import Lake, LakeManifest
-from relay.audit.lake_tables import read_parquet
-from relay.audit.schemas import formats
-from relay.audit.schemas.formats import in_spark, subset
+from relay.audit.lake_tables import in_spark, read_parquet
 from relay.audit.snapshot import HomeSnapshot
-from relay.audit.sources import MODES, register
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.base.errors import FormatError, RelayError
 

@@ -7,17 +7,40 @@ from collections import defaultdict
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
 
 from relay.audit import lake_columns
 from relay.audit.lake import home_id, homes_of, open_lake, read_manifest
-from relay.audit.lake_columns import TEXT, always
-from relay.audit.schemas.formats import in_spark
+from relay.audit.lake_columns import TEXT, always, comment_of
 from relay.audit.sources.bucket_files import is_remote
 from relay.audit.temp_folders import private_folder
 from relay.base.errors import RelayError
 
 HOME = always("home", TEXT, "16 hex: the home that the row is of")
 _GLOB = re.compile(r"[\\*?{}\[\]]")  # Hadoop's
+
+
+def in_spark(columns: pa.Schema, *without: str) -> StructType:
+    """Return columns as Spark has them, but for ``without``."""
+    return StructType(
+        [
+            StructField(
+                column.name,
+                from_arrow_type(column.type, prefer_timestamp_ntz=False),
+                column.nullable,
+                {"comment": comment_of(column)},
+            )
+            for column in columns
+            if column.name not in without
+        ]
+    )
+
+
+def conform(frame: DataFrame, columns: pa.Schema) -> DataFrame:
+    """Give a frame exactly these columns, in their order and of their types."""
+    return frame.select(*[F.col(field.name).cast(field.dataType) for field in in_spark(columns)])
 
 
 def read_parquet(

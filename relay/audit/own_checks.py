@@ -25,15 +25,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from relay.audit import formats, result_columns
 from relay.audit.extract import UNREAD
 from relay.audit.header import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
-from relay.audit.lake_tables import read_parquet
-from relay.audit.schemas import formats, results
-from relay.audit.schemas.formats import conform
+from relay.audit.lake_tables import conform, read_parquet
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
 from relay.base.discovery import Found
@@ -270,4 +269,4 @@ def _findings(name: str, severity: str, tables: Tables, observed_at: datetime) -
         "*",
         F.lit(observed_at).alias("observed_at"),
     )
-    return conform(rows, results.FINDING)
+    return conform(rows, result_columns.FINDING)

@@ -32,7 +32,7 @@ from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, 
 from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
 from relay.audit.output import OutFolder, out_folder
-from relay.audit.schemas.results import FINDING
+from relay.audit.result_columns import FINDING
 from relay.audit.session import (
     DEFAULT_MASTER,
     end_jvm,

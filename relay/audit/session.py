@@ -33,7 +33,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from relay.audit.cluster import PACKAGE, is_local, is_on_loopback, pack_relay
-from relay.audit.sources import register
+from relay.audit.formats import register
 from relay.audit.spark_errors import (
     MEMORY_VARIABLE,
     SparkEnded,

@@ -46,7 +46,7 @@ _TOPICS = ("build.done", "build.failed", "deploy.started", "deploy.done", "revie
 
 def run(base: str | None, *, messages: int = MESSAGES) -> dict[str, float]:
     """Run the case and print its lines; the ratio of each set of columns."""
-    from relay.audit.schemas.formats import STORED_MESSAGE, subset
+    from relay.audit.formats import STORED_MESSAGE, subset
     from relay.audit.session import spark_session
 
     root = fresh_root(base)

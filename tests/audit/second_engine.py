@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import sqlglot
 from pyarrow.dataset import dataset
 
-from relay.audit import lake_columns
+from relay.audit import lake_columns, result_columns
 from relay.audit.extract import update
 from relay.audit.header import WARNING, job_header
 from relay.audit.jobs import JOBS, statements
@@ -31,8 +31,7 @@ from relay.audit.jobs.statements import (
     Statement,
 )
 from relay.audit.lake import open_lake
-from relay.audit.schemas import results
-from relay.audit.schemas.results import arrow_table
+from relay.audit.result_columns import arrow_table
 from relay.audit.snapshot import HomeSnapshot
 
 Rows = list[dict[str, Any]]
@@ -89,13 +88,15 @@ class SecondEngine:
     def run(self, job: str, before: Said | None = None) -> Said:
         """Make the tables and the findings of a job; ``before``: an earlier run."""
         parts = statements.statements(job)
-        for name, schema in results.TABLES[job].items():
+        for name, schema in result_columns.TABLES[job].items():
             rows = before.tables[name] if before is not None else []
             self._add(f"{name}{BEFORE}", arrow_table([tuple(row.values()) for row in rows], schema))
         for statement in parts:
             if statement.kind != FINDINGS:
                 self._make(job, statement)
-        made = {name: self._table(name, schema) for name, schema in results.TABLES[job].items()}
+        made = {
+            name: self._table(name, schema) for name, schema in result_columns.TABLES[job].items()
+        }
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
         found = [row for one in parts if one.kind == FINDINGS for row in self._found(job, one)]
         written = {name: dataset(table) for name, table in made.items()}

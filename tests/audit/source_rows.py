@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from relay.audit.schemas.formats import subset
+from relay.audit.formats import subset
 
 
 def rows_of(

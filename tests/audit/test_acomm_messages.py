@@ -13,7 +13,7 @@ from relay.acomm import columns, store_file
 from relay.acomm.container import parse_header, parse_sections
 from relay.acomm.model import Message, MessageType, StoreFile
 from relay.acomm.store_file import encrypt
-from relay.audit.schemas import formats
+from relay.audit import formats
 from relay.audit.sources import store_files
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.base.errors import RelayError

@@ -14,8 +14,8 @@ from obstore.store import S3Store
 from relay.acomm import store_file
 from relay.acomm.container import MAX_FILE_BYTES
 from relay.acomm.model import StoreFile
+from relay.audit.formats import AcommSource
 from relay.audit.sources import bucket_files
-from relay.audit.sources.acomm_source import AcommSource
 from relay.audit.sources.bucket_files import is_remote, list_objects, read_object
 from relay.base.errors import ArchivesUnreachable, ObjectError, RelayError
 from tests.audit.home_builder import DIRECT, START_S, stored_message

@@ -32,10 +32,10 @@ from relay.acomm.model import (
 )
 from relay.acomm.records import ENCRYPTION_BYTES
 from relay.acomm.store_file import encrypt
-from relay.audit.schemas import formats
+from relay.audit import formats
+from relay.audit.formats import SECTIONS
 from relay.audit.session import explained
-from relay.audit.sources import acomm_source, store_files
-from relay.audit.sources.acomm_source import SECTIONS
+from relay.audit.sources import store_files
 from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
 from tests.audit.home_builder import START_NS, START_S, stored_message
@@ -118,7 +118,7 @@ Rows = list[dict[str, Any]]
 
 
 def read(path: str | None, *columns: str, **options: str) -> Rows:
-    return rows_of(acomm_source.AcommSource, path, columns, **options)
+    return rows_of(formats.AcommSource, path, columns, **options)
 
 
 def one(rows: Rows, **where: object) -> dict[str, Any]:
@@ -248,9 +248,9 @@ def test_small_files_share_a_partition(tmp_path: Path) -> None:
         store_file.write(
             str(name), StoreFile(1, 1, messages=(stored_message(number, f"1-{number}"),))
         )
-    source = acomm_source.AcommSource({"path": str(tmp_path)})
+    source = formats.AcommSource({"path": str(tmp_path)})
     partitions = source.reader(source.schema()).partitions()
-    assert acomm_source.LEAST_PARTITIONS <= len(partitions) < 20
+    assert formats.LEAST_PARTITIONS <= len(partitions) < 20
     assert {row["relay_id"] for row in read(str(tmp_path))} == {f"1-{n}" for n in range(100)}
     name.write_bytes(b"damaged")
     rest = read(str(tmp_path), mode="permissive")
@@ -286,7 +286,7 @@ def test_a_wrong_option_is_one_line(
 ) -> None:
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])
     with pytest.raises(RelayError) as caught:
-        acomm_source.AcommSource({"path": path, **options}).reader(schema)
+        formats.AcommSource({"path": path, **options}).reader(schema)
     assert str(caught.value).startswith(line)
 
 

@@ -104,7 +104,7 @@ def test_how_full_the_disk_was_is_no_difference(tmp_path: Path) -> None:
 def test_the_package_that_is_sent_can_be_imported(tmp_path: Path) -> None:
     path = cluster.pack_relay(str(tmp_path / "p.zip"))
     code = (
-        "import relay, relay.audit.sources.acomm_source, relay.ledger.schema as l;"
+        "import relay, relay.audit.formats, relay.ledger.schema as l;"
         "print(relay.__file__, len(l.schema_sql()) > 1000)"
     )
     done = subprocess.run(

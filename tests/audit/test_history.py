@@ -19,9 +19,9 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.audit import result_columns
 from relay.audit.jobs import JOBS
 from relay.audit.run import RunRequest, run_audit
-from relay.audit.schemas import results
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
 from relay.base.errors import EXIT_FINDINGS
@@ -112,7 +112,7 @@ def second_engine(root: Path, clock: StandingClock) -> SecondEngine:
 def test_a_sound_history_gives_no_findings(tmp_path: Path) -> None:
     History(str(tmp_path / "home"), given(1)).make()
     with contextlib.closing(second_engine(tmp_path, StandingClock(time.time_ns()))) as engine:
-        said = {job: engine.run(job) for job in results.TABLES}
+        said = {job: engine.run(job) for job in result_columns.TABLES}
     assert {job: one.findings for job, one in said.items() if one.findings} == {}
     assert said["traffic"].counts["messages"] > MESSAGES  # and the answers
 
@@ -159,7 +159,7 @@ def engine(faulty: Looked) -> Iterator[SecondEngine]:
 
 
 @PATIENT
-@pytest.mark.parametrize("job", results.TABLES)
+@pytest.mark.parametrize("job", result_columns.TABLES)
 def test_the_second_engine_says_the_same(faulty: Looked, engine: SecondEngine, job: str) -> None:
     theirs = engine.run(job)
     for name, rows in theirs.tables.items():

@@ -21,10 +21,10 @@ from relay.acomm.model import (
     Origin,
     Participant,
 )
-from relay.audit.schemas import formats
-from relay.audit.schemas.formats import subset
+from relay.audit import formats
+from relay.audit.formats import subset
 from relay.audit.session import explained
-from relay.audit.sources import journal_columns, journal_files, journal_source
+from relay.audit.sources import journal_columns, journal_files
 from relay.base import crypto
 from relay.base.errors import RelayError
 from relay.base.names import sha256_hex
@@ -45,7 +45,7 @@ Rows = list[dict[str, Any]]
 
 
 def read(path: str, *columns: str, **options: str) -> Rows:
-    return rows_of(journal_source.Aof2Source, path, columns, **options)
+    return rows_of(formats.Aof2Source, path, columns, **options)
 
 
 def offsets(rows: Rows) -> list[int]:
@@ -189,7 +189,7 @@ def test_refused_files_and_the_rest(tmp_path: Path) -> None:
 
 def test_a_partition_a_segment_and_a_frozen_end(journal: JournalBuilder) -> None:
     assert len(read(journal.path)) == 7
-    source = journal_source.Aof2Source({"path": journal.path})
+    source = formats.Aof2Source({"path": journal.path})
     assert len(source.reader(source.schema()).partitions()) == 4
     frozen = {journal.path: journal.journal.end}
     journal.segment(sent(7))
@@ -256,7 +256,7 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         # The workers of the session that tests share have the environment it began with.
         schema = subset(formats.JOURNAL, ["offset"], "the journal")
         settings = journal_files.ReadSettings({builder.path: where}, None, False)
-        reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
+        reader = formats.Aof2Reader([builder.path], {}, settings, schema)
         found = [
             offset
             for partition in reader.partitions()
@@ -274,7 +274,7 @@ def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
     settings = journal_files.ReadSettings({builder.path: where}, None, False)
     schema = subset(formats.JOURNAL, ["offset"], "the journal")
-    reader = journal_source.Aof2Reader([builder.path], {}, settings, schema)
+    reader = formats.Aof2Reader([builder.path], {}, settings, schema)
     builder.journal.seal()
     builder.segment(sent(4))
     builder.tiers.set_safe_offset(builder.journal.end)

@@ -17,11 +17,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType
 
-from relay.audit import lake_columns
-from relay.audit.schemas import formats
+from relay.audit import formats, lake_columns
+from relay.audit.formats import LedgerSource
 from relay.audit.session import explained
 from relay.audit.sources.ledger_rows import read_rows, take_snapshot
-from relay.audit.sources.ledger_source import LedgerSource
 from relay.base.clock import Clock
 from relay.base.errors import LedgerError, RelayError, VersionError
 from relay.base.home import Home

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from relay.audit import run
+from relay.audit import result_columns, run
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
-from relay.audit.schemas import results
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
 from tests.audit.home_builder import HomeBuilder, stored_message
@@ -190,7 +189,7 @@ def test_the_command_line_is_there_before_spark_is() -> None:
 def test_the_document_names_every_job_class_and_column() -> None:
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     tables = [schema for job in JOBS.values() for schema in job.tables.values()]
-    for schema in (*tables, results.FINDING):
+    for schema in (*tables, result_columns.FINDING):
         assert [name for name in schema.names if f"`{name}`" not in text] == []
     assert [name for name in set(EXPECTED.values()) if f"| `{name}` |" not in text] == []
     assert [name for name in JOBS if f"## {name}\n" not in text] == []

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from relay.audit import result_columns
 from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, statements
 from relay.audit.jobs.statements import FINDINGS, SHARED, TABLE
-from relay.audit.schemas import results
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from relay.base.home import LEDGER
@@ -50,7 +50,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
-    for job, schemas in results.TABLES.items():
+    for job, schemas in result_columns.TABLES.items():
         names = [one.name for one in statements.statements(job) if one.kind == TABLE]
         assert names == list(schemas)
         found = {one.name for one in statements.statements(job) if one.kind == FINDINGS}
@@ -59,7 +59,7 @@ def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
 
 
 def test_no_two_files_give_a_view_the_same_name() -> None:
-    files = (*results.TABLES, SHARED)
+    files = (*result_columns.TABLES, SHARED)
     names = [
         one.name for file in files for one in statements.statements(file) if one.kind != FINDINGS
     ]

@@ -45,7 +45,7 @@ class AuditJob:
     counts: Callable[[Written], dict[str, int]]
     make: Callable[[Inputs], Tables] | None = None  # None: it is plain
     plain: Callable[[HomeSnapshot], Plain] | None = None
-    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> results.FINDING
+    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> FINDING of result_columns
     found_in: frozenset[str] = frozenset()  # the tables that these are read from
     may_find: Callable[[Written], bool] = any_rows  # False: without looking, nothing is found
     shown: Callable[[Written], Rows] | None = None  # the rows to print

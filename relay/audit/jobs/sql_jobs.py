@@ -12,6 +12,7 @@ from functools import partial
 
 import pyarrow.compute as pc
 
+from relay.audit import result_columns
 from relay.audit.header import job_header
 from relay.audit.jobs import statements
 from relay.audit.jobs.job import (
@@ -24,7 +25,6 @@ from relay.audit.jobs.job import (
     first_rows,
     sums,
 )
-from relay.audit.schemas import results
 
 SHOWN = 20  # rows that are printed
 INBOX = "inbox"  # the stage of a delivery that the relay answers for
@@ -175,7 +175,7 @@ def _job(
     return AuditJob(
         name=name,
         header=header,
-        tables=results.TABLES[name],
+        tables=result_columns.TABLES[name],
         make=partial(statements.make, name),
         counts=counts or (lambda tables: count_by(tables[name])),
         findings=statements.findings(name) if header.checks else None,

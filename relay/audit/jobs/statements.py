@@ -27,12 +27,12 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from relay.audit import result_columns
 from relay.audit.header import WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import Tables, Written, count_by, severities
 from relay.audit.lake_columns import TABLES
-from relay.audit.schemas import results
-from relay.audit.schemas.formats import in_spark
+from relay.audit.lake_tables import in_spark
 from relay.audit.snapshot import HomeSnapshot
 
 VIEW, TABLE, FINDINGS = "view", "table", "findings"
@@ -100,12 +100,12 @@ def make(job: str, inputs: Inputs) -> Tables:
     """Make the tables of a job."""
     own = [statement for statement in statements(job) if statement.kind != FINDINGS]
     made = {statement.name: _rows(job, statement, inputs) for statement in own}
-    return {name: made[name] for name in results.TABLES[job]}
+    return {name: made[name] for name in result_columns.TABLES[job]}
 
 
 def _rows(job: str, statement: Statement, inputs: Inputs) -> DataFrame:
     """The rows of a statement, a view for others; computed once where it is read twice."""
-    schemas = results.TABLES.get(job, {})
+    schemas = result_columns.TABLES.get(job, {})
     readers = sum(reader.reads[statement.name] for reader in statements(job))
 
     def run() -> DataFrame:
@@ -146,7 +146,7 @@ def found_in(job: str) -> frozenset[str]:
         if statement.kind == FINDINGS
         for name in statement.reads
     }
-    return frozenset(read & results.TABLES[job].keys())
+    return frozenset(read & result_columns.TABLES[job].keys())
 
 
 def may_find(job: str, tables: Written) -> bool:
@@ -171,7 +171,7 @@ def may_find(job: str, tables: Written) -> bool:
 
 
 def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
-    """Return the function that makes the findings of a job from its tables: results.FINDING."""
+    """Return the function that makes the findings of a job from its tables."""
 
     def make(tables: Tables, observed_at: datetime) -> DataFrame:
         spark = next(iter(tables.values())).sparkSession
@@ -183,7 +183,7 @@ def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
                 sql = with_values(job, statement.sql, {})
                 columns = spark.sql(sql).columns
                 found.append(_as_findings(job, statement.name, sql, columns, observed_at))
-            return spark.sql(_cast(" UNION ALL ".join(found), results.FINDING))
+            return spark.sql(_cast(" UNION ALL ".join(found), result_columns.FINDING))
         finally:
             for name in tables:
                 spark.catalog.dropTempView(name)
