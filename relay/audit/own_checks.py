@@ -27,10 +27,10 @@ from pyspark.sql import functions as F
 
 from relay.audit import formats, result_columns
 from relay.audit.extract import UNREAD
-from relay.audit.header import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.inputs import NOT_IN_LAKE, Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
+from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
 from relay.audit.lake_tables import conform, read_parquet
 from relay.audit.spark_errors import first_line

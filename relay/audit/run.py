@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 
 from relay.audit import cluster, jobs, own_checks, unused
 from relay.audit.extract import extracted
-from relay.audit.header import ERROR, WARNING
 from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, first_rows
+from relay.audit.jobs.sql_files import ERROR, WARNING
 from relay.audit.lake import Lake, LakeManifest
 from relay.audit.lake_tables import read_parquet
 from relay.audit.output import OutFolder, out_folder

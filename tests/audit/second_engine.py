@@ -21,15 +21,17 @@ from pyarrow.dataset import dataset
 
 from relay.audit import lake_columns, result_columns
 from relay.audit.extract import update
-from relay.audit.header import WARNING, job_header
-from relay.audit.jobs import JOBS, statements
-from relay.audit.jobs.statements import (
+from relay.audit.jobs import JOBS, sql_files
+from relay.audit.jobs.sql_files import (
     BEFORE,
     FINDINGS,
     LOST,
     SHARED,
+    WARNING,
     Statement,
+    job_header,
 )
+from relay.audit.jobs.sql_jobs import may_find
 from relay.audit.lake import open_lake
 from relay.audit.result_columns import arrow_table
 from relay.audit.snapshot import HomeSnapshot
@@ -73,12 +75,12 @@ class SecondEngine:
         lake = open_lake(str(folder))
         self.made, _ = made, _ = update(lake, "home", snapshot, full=full)
         lost = sum(len(part.lost) for part in made.parts)
-        self._times = {**statements.times(snapshot), LOST: lost}
+        self._times = {**sql_files.times(snapshot), LOST: lost}
         for table, columns in lake_columns.TABLES.items():
             files = [folder / one.path for one in made.files() if one.table == table]
             rows = [pq.ParquetFile(file).read().cast(columns) for file in files]
             self._add(table, pa.concat_tables(rows) if rows else columns.empty_table())
-        for statement in statements.statements(SHARED):
+        for statement in sql_files.statements(SHARED):
             self._make(SHARED, statement)
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class SecondEngine:
 
     def run(self, job: str, before: Said | None = None) -> Said:
         """Make the tables and the findings of a job; ``before``: an earlier run."""
-        parts = statements.statements(job)
+        parts = sql_files.statements(job)
         for name, schema in result_columns.TABLES[job].items():
             rows = before.tables[name] if before is not None else []
             self._add(f"{name}{BEFORE}", arrow_table([tuple(row.values()) for row in rows], schema))
@@ -100,7 +102,7 @@ class SecondEngine:
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
         found = [row for one in parts if one.kind == FINDINGS for row in self._found(job, one)]
         written = {name: dataset(table) for name, table in made.items()}
-        assert not found or statements.may_find(job, written)
+        assert not found or may_find(job, written)
         shown = JOBS[job].shown
         return Said(tables, found, JOBS[job].counts(written), shown(written) if shown else [])
 
@@ -152,7 +154,7 @@ def translated(job: str, sql: str) -> str:
     """A statement of Spark's in the other engine's words; the values are parameters."""
     named = {name: f":{name}" for name in (*TIMES, LOST)}
     (found,) = sqlglot.transpile(
-        statements.with_values(job, sql, named),
+        sql_files.with_values(job, sql, named),
         read="spark",
         write="duckdb",
         unsupported_level=sqlglot.ErrorLevel.IGNORE,

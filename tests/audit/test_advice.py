@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from relay.audit.header import ERROR, WARNING, FindingClass, Header, read_header
 from relay.audit.jobs import JOBS
+from relay.audit.jobs.sql_files import ERROR, WARNING, FindingClass, Header, read_header
 from relay.audit.summary import JobReport, format_count
 from relay.cli import cli
 

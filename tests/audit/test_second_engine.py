@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from relay.audit import result_columns
 from relay.audit.extract import extracted
 from relay.audit.inputs import Inputs
-from relay.audit.jobs import JOBS, statements
-from relay.audit.jobs.statements import FINDINGS, SHARED, TABLE
+from relay.audit.jobs import JOBS
+from relay.audit.jobs.sql_files import FINDINGS, SHARED, TABLE, statements
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from relay.base.home import LEDGER
@@ -51,16 +51,14 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
     for job, schemas in result_columns.TABLES.items():
-        names = [one.name for one in statements.statements(job) if one.kind == TABLE]
+        names = [one.name for one in statements(job) if one.kind == TABLE]
         assert names == list(schemas)
-        found = {one.name for one in statements.statements(job) if one.kind == FINDINGS}
+        found = {one.name for one in statements(job) if one.kind == FINDINGS}
         classes = JOBS[job].header.checks.keys()
         assert found - {"class"} <= classes if "class" in found else found == classes
 
 
 def test_no_two_files_give_a_view_the_same_name() -> None:
     files = (*result_columns.TABLES, SHARED)
-    names = [
-        one.name for file in files for one in statements.statements(file) if one.kind != FINDINGS
-    ]
+    names = [one.name for file in files for one in statements(file) if one.kind != FINDINGS]
     assert len(names) == len(set(names))

@@ -27,7 +27,6 @@ from relay.audit.disk_usage import (
     HomeUsage,
     measure,
 )
-from relay.audit.header import job_header
 from relay.audit.jobs.job import (
     ASCENDING,
     DAY_S,
@@ -38,8 +37,8 @@ from relay.audit.jobs.job import (
     Rows,
     Written,
     first_rows,
-    severities,
 )
+from relay.audit.jobs.sql_files import job_header, severities
 from relay.audit.result_columns import arrow_table
 from relay.audit.snapshot import HomeSnapshot
 from relay.base.clock import NS_PER_S

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyarrow.dataset import Dataset
 from pyspark.sql import DataFrame
 
-from relay.audit.header import Header, job_header
 from relay.audit.inputs import Inputs
+from relay.audit.jobs.sql_files import Header
 from relay.audit.snapshot import HomeSnapshot
 
 Tables = Mapping[str, DataFrame]
@@ -75,8 +75,3 @@ def first_rows(
     indices = pc.sort_indices(keys, sort_keys=list(order.items()))[:limit]
     first: Rows = rows.take(indices, columns=list(columns) or None).to_pylist()
     return first
-
-
-def severities(job: str) -> dict[str, str]:
-    """The severity of each class of a job that is a finding."""
-    return {name: check.severity for name, check in job_header(job).checks.items()}

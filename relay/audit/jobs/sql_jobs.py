@@ -1,35 +1,179 @@
-"""The jobs in SQL: what a run counts of each, and the rows that it prints.
-
-What a job is for, what it finds and how are said in its file, ``NAME.sql``.
-"""
+"""The jobs in SQL: Spark to run their files, what a run counts of each, and what it prints."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 
+import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
 from relay.audit import result_columns
-from relay.audit.header import job_header
-from relay.audit.jobs import statements
+from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import (
     ASCENDING,
     DESCENDING,
     AuditJob,
     Rows,
+    Tables,
     Written,
     count_by,
     first_rows,
     sums,
 )
+from relay.audit.jobs.sql_files import (
+    BEFORE,
+    FINDINGS,
+    LOST,
+    SEVERITIES,
+    SHARED,
+    TABLE,
+    WARNING,
+    Statement,
+    job_header,
+    reads_kept,
+    severities,
+    statements,
+    times,
+    with_values,
+)
+from relay.audit.lake_columns import TABLES
+from relay.audit.lake_tables import in_spark
 
 SHOWN = 20  # rows that are printed
 INBOX = "inbox"  # the stage of a delivery that the relay answers for
 SOUND = ("sound", "warned", "unreferenced")  # classes of files
 FINE = ("present", "away")  # classes of agents
+_NAMED = ("message_id", "agent", "route", "path")  # what every finding has besides
+_CLASS = "class"  # which one, where a statement finds several
+_OF_CLASS = re.compile(r"FROM (\w+) WHERE (?:\w+ AND )?class (?:= |IN \()('[^)]*?')(?:\)| |\n|$)")
+_WORD = re.compile(r"\w+")
+_US_PER_S = 1_000_000
+
+
+# -- running a file -----------------------------------------------------------------------------
+
+
+def make(job: str, inputs: Inputs) -> Tables:
+    """Make the tables of a job."""
+    own = [statement for statement in statements(job) if statement.kind != FINDINGS]
+    made = {statement.name: _rows(job, statement, inputs) for statement in own}
+    return {name: made[name] for name in result_columns.TABLES[job]}
+
+
+def _rows(job: str, statement: Statement, inputs: Inputs) -> DataFrame:
+    """The rows of a statement, a view for others; computed once where it is read twice."""
+    schemas = result_columns.TABLES.get(job, {})
+    readers = sum(reader.reads[statement.name] for reader in statements(job))
+
+    def run() -> DataFrame:
+        reads = statement.reads.keys()
+        for one in statements(SHARED) if job != SHARED else ():
+            if one.name in reads:
+                _rows(SHARED, one, inputs)
+        for table, schema in schemas.items():
+            if (name := f"{table}{BEFORE}") in reads:
+                inputs.view(name, partial(inputs.previous_run, table, schema))
+        for table in sorted(reads & TABLES.keys()):
+            inputs.view(table, partial(inputs.table, table))
+        values = {**times(inputs.snapshot), LOST: len(inputs.lost)}
+        sql = with_values(job, statement.sql, values)
+        if statement.kind == TABLE:
+            sql = _cast(sql, schemas[statement.name])
+        rows = inputs.spark.sql(sql)
+        is_shared = job == SHARED or readers > 1
+        return rows.persist(StorageLevel.MEMORY_AND_DISK) if is_shared else rows
+
+    return inputs.view(statement.name, run)
+
+
+def _cast(sql: str, columns: pa.Schema) -> str:
+    """Give a SELECT exactly these columns, in their order and of their types."""
+    cast = [
+        f"CAST(`{column.name}` AS {column.dataType.simpleString()}) AS `{column.name}`"
+        for column in in_spark(columns)
+    ]
+    return f"SELECT {', '.join(cast)} FROM (\n{sql}\n)"
+
+
+def found_in(job: str) -> frozenset[str]:
+    """The tables that a job's findings are read from."""
+    read = {
+        name
+        for statement in statements(job)
+        if statement.kind == FINDINGS
+        for name in statement.reads
+    }
+    return frozenset(read & result_columns.TABLES[job].keys())
+
+
+def may_find(job: str, tables: Written) -> bool:
+    """False when no row can be a finding: to plan what finds nothing takes as long as the rest.
+
+    None of the tables has a row, or none of a class that the statements of findings name.
+    """
+    for statement in (statement for statement in statements(job) if statement.kind == FINDINGS):
+        read = statement.reads.keys() & tables.keys()
+        is_of_class = _OF_CLASS.search(statement.sql) if len(read) == 1 else None
+        if SEVERITIES in statement.sql:
+            table, names = job, set(severities(job))
+        elif is_of_class and " OR " not in statement.sql:
+            table, names = is_of_class[1], set(_WORD.findall(is_of_class[2]))
+        else:
+            if any(tables[name].count_rows() for name in read):
+                return True
+            continue
+        if names & count_by(tables[table]).keys():
+            return True
+    return False
+
+
+def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
+    """Return the function that makes the findings of a job from its tables."""
+
+    def make(tables: Tables, observed_at: datetime) -> DataFrame:
+        spark = next(iter(tables.values())).sparkSession
+        found = []
+        try:
+            for name, frame in tables.items():
+                frame.createOrReplaceTempView(name)
+            for statement in (one for one in statements(job) if one.kind == FINDINGS):
+                sql = with_values(job, statement.sql, {})
+                columns = spark.sql(sql).columns
+                found.append(_as_findings(job, statement.name, sql, columns, observed_at))
+            return spark.sql(_cast(" UNION ALL ".join(found), result_columns.FINDING))
+        finally:
+            for name in tables:
+                spark.catalog.dropTempView(name)
+
+    return make
+
+
+def _as_findings(
+    job: str, name: str, sql: str, columns: Sequence[str], observed_at: datetime
+) -> str:
+    """Select a finding of each row; columns that have no place are its detail."""
+    several = name == _CLASS
+    check = f"`{_CLASS}`" if several else f"'{name}'"
+    known = with_values(job, f"CASE {check} :{SEVERITIES} END", {})
+    skipped = (*_NAMED, *([_CLASS] if several else []))
+    facts = ", ".join(f"'{x}', CAST(`{x}` AS STRING)" for x in columns if x not in skipped)
+    observed_us = int(observed_at.timestamp() * _US_PER_S)
+    named = ", ".join(f"{x if x in columns else 'NULL'} AS {x}" for x in _NAMED)
+    # A class that the header lacks is a newer relay's.
+    return f"""SELECT '{job}.' || {check} AS check, coalesce({known}, '{WARNING}') AS severity,
+        {named}, timestamp_micros({observed_us}) AS observed_at,
+        map_filter(CAST(map({facts}) AS map<string,string>), (name, value) -> value IS NOT NULL)
+        AS detail
+        FROM (\n{sql}\n)"""
+
+
+# -- counts, and rows to print ------------------------------------------------------------------
 
 
 def _reconcile(tables: Written) -> dict[str, int]:
@@ -176,13 +320,13 @@ def _job(
         name=name,
         header=header,
         tables=result_columns.TABLES[name],
-        make=partial(statements.make, name),
+        make=partial(make, name),
         counts=counts or (lambda tables: count_by(tables[name])),
-        findings=statements.findings(name) if header.checks else None,
-        found_in=statements.found_in(name),
-        may_find=partial(statements.may_find, name),
+        findings=findings(name) if header.checks else None,
+        found_in=found_in(name),
+        may_find=partial(may_find, name),
         shown=shown,
-        reads_kept=statements.reads_kept(name),
+        reads_kept=reads_kept(name),
     )
 
 

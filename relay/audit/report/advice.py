@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relay.audit.header import check_of
+from relay.audit.jobs.sql_files import check_of
 from relay.audit.report.tables import duration_ms, shortened
 from relay.audit.summary import with_noun
 
