@@ -243,7 +243,7 @@ EVENTS: dict[str, Callable[[Box], object]] = {
 
 
 @settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -63,12 +63,12 @@ def test_a_damaged_file_is_one_line_and_other_jobs_go_on(
     home.sent("1-a")
     path = Path(home.write_store())
     path.write_bytes(path.read_bytes()[:-50])
-    wanted = ("reconcile", "threads", "integrity", "traffic")
+    wanted = ("duplicates", "threads", "integrity", "traffic")
     result = relay_audit("run", "--strict", *wanted, home=home.path)
     assert result.exit_code == 1
     errors = result.stderr.splitlines()
     assert [line.split(f": could not run: {path} at ")[0] for line in errors] == [
-        "reconcile",
+        "duplicates",
         "threads",
     ]
     assert "integrity: 1 finding (1 error)" in result.stdout.splitlines()
