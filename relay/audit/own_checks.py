@@ -14,9 +14,11 @@ read, and ``audit.d`` only of a home that others cannot enter.
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -24,15 +26,17 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from relay.audit import formats, result_columns
+from relay.audit import result_columns
 from relay.audit.extract import UNREAD
-from relay.audit.inputs import NOT_IN_LAKE, Inputs
+from relay.audit.formats import JOURNAL, MODES, STORED_MESSAGE, register, subset
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
-from relay.audit.lake_tables import conform, read_parquet
+from relay.audit.lake_tables import SOURCES, Inputs, conform, read_parquet
+from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
 from relay.base.discovery import Found
@@ -54,6 +58,7 @@ ROW = pa.schema(
         always("detail", TEXTS, "its other columns that are not NULL"),
     ]
 )
+NOT_IN_LAKE = frozenset(("content", "metadata", "signature"))  # bytes that few queries read
 NAMED = ("message_id", "agent", "route", "path")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LINE = re.compile(r"\bline (\d+),? pos")
@@ -224,8 +229,15 @@ def _table(table: str, inputs: Inputs, code: str) -> DataFrame:
 
 
 def _messages(inputs: Inputs, code: str) -> DataFrame:
-    names = formats.STORED_MESSAGE.names
-    return inputs.messages(*(x for x in names if x not in NOT_IN_LAKE or _names(code, x)))
+    """The store's messages, from its files if the lake lacks a column that is named."""
+    rows = inputs.table("store_messages")
+    names = [x for x in STORED_MESSAGE.names if x not in NOT_IN_LAKE or _names(code, x)]
+    if NOT_IN_LAKE.isdisjoint(names):
+        return rows.select(*names)
+    options = {"section": ",".join(MESSAGE_SECTIONS)}
+    schema = subset(STORED_MESSAGE, names, "the store")
+    frame = _load(inputs, "acomm", schema, inputs.snapshot.store_files, options)
+    return _below(frame, "file", inputs.snapshot.folder, inputs.snapshot.home)
 
 
 def _files(inputs: Inputs, code: str) -> DataFrame:
@@ -234,8 +246,36 @@ def _files(inputs: Inputs, code: str) -> DataFrame:
 
 
 def _journal(inputs: Inputs, code: str) -> DataFrame:
-    names = [name for name in formats.JOURNAL.names if _names(code, name)]
-    return inputs.journal(*(formats.JOURNAL.names if "*" in code else names))
+    """The records that a query needs columns of."""
+    names = [name for name in JOURNAL.names if "*" in code or _names(code, name)]
+    journal = inputs.snapshot.journal
+    options = {"until": json.dumps(journal.until)}
+    options |= {"objects": journal.objects} if journal.objects else {}
+    options |= {"key_file": journal.key_file} if journal.key_file else {}
+    inputs.require_whole(*SOURCES["journal"])
+    schema = subset(JOURNAL, names, "the journal")
+    frame = _load(inputs, "aof2", schema, journal.until, options)
+    return _below(frame, "stream", inputs.snapshot.home)
+
+
+def _load(
+    inputs: Inputs, name: str, schema: StructType, paths: Iterable[str], options: dict[str, str]
+) -> DataFrame:
+    """Read by a format of the audits; a run that needs none does not register them."""
+    register(inputs.spark)
+    options |= {"paths": json.dumps([glob.escape(path) for path in paths])}
+    reader = inputs.spark.read.format(name).schema(schema)
+    return reader.options(mode=MODES[not inputs.strict], **options).load()
+
+
+def _below(frame: DataFrame, column: str, *folders: str) -> DataFrame:
+    """Make the paths of a column relative to the folders, if the frame has it."""
+    for folder in folders if column in frame.columns else ():
+        prefix = F.lit(os.path.join(folder, ""))
+        rest = F.substr(column, F.length(prefix) + F.lit(1))
+        is_below = F.col(column).startswith(prefix)
+        frame = frame.withColumn(column, F.when(is_below, rest).otherwise(F.col(column)))
+    return frame
 
 
 def _result(job: str, table: str, schema: pa.Schema, inputs: Inputs, code: str) -> DataFrame:

@@ -25,12 +25,11 @@ from pyspark.sql import SparkSession
 
 from relay.audit import cluster, jobs, own_checks, unused
 from relay.audit.extract import extracted
-from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, first_rows
 from relay.audit.jobs.sql_files import ERROR, WARNING
 from relay.audit.lake import Lake, LakeManifest
-from relay.audit.lake_tables import read_parquet
+from relay.audit.lake_tables import Inputs, read_parquet
 from relay.audit.output import OutFolder, out_folder
 from relay.audit.result_columns import FINDING
 from relay.audit.session import (
@@ -200,7 +199,7 @@ def _run_on_spark(
 ) -> dict[str, JobReport]:
     """Run the jobs in a session; their reports."""
     listener.step_started(STARTING)
-    settings = settings_for(snapshot.size)
+    settings = settings_for(snapshot)
     with session(request.master, conf=settings) as spark:
         with explained():
             read = [snapshot.home, *_external_folders(snapshot)]

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 
 from relay.audit.cluster import PACKAGE, is_local, is_on_loopback, pack_relay
 from relay.audit.formats import register
+from relay.audit.snapshot import HomeSnapshot
 from relay.audit.spark_errors import (
     MEMORY_VARIABLE,
     SparkEnded,
@@ -63,7 +64,6 @@ JAVA_OPTIONS = (
     "-XX:-DontCompileHugeMethods -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
-SMALL_BYTES = 32 << 20  # of some ten thousand messages
 LARGE_BYTES = 512 << 20  # ledger and store of half a million messages or so
 DRIVER_OPTIONS, DRIVER_MEMORY = "spark.driver.extraJavaOptions", "spark.driver.memory"
 SETTINGS = {
@@ -173,15 +173,15 @@ def new_or_active(
     return spark
 
 
-def settings_for(n_bytes: int) -> dict[str, str]:
-    """Return the settings that go over SETTINGS for a run over so much ledger and store.
+def settings_for(snapshot: HomeSnapshot) -> dict[str, str]:
+    """Return the settings that go over SETTINGS for a run over this home.
 
     A small home is planned once and interpreted. A large one gets both compilers, and a fourth of
     the machine's memory, 1 to 4 GiB, since it is sorted and joined there.
     """
-    if n_bytes <= SMALL_BYTES:
+    if snapshot.is_small:
         return SMALL
-    if n_bytes < LARGE_BYTES:
+    if snapshot.size < LARGE_BYTES:
         return {}
     gib = min(max(psutil.virtual_memory().total // 4 >> 30, 1), 4)
     return {DRIVER_OPTIONS: JAVA_OPTIONS, DRIVER_MEMORY: f"{gib}g"}

@@ -37,6 +37,7 @@ from relay.daemon.opening import open_store_readonly, store_key
 from relay.ledger.file import connect_readonly
 
 ARCHIVES = "store/archive/**/*.acomm"
+SMALL_BYTES = 32 << 20  # of ledger and store
 DAY_NS = 86_400 * NS_PER_S
 DEFAULT_GRACE_S = 30.0  # a batch is recorded within a second of its discovery
 DEFAULT_RECENT_DAYS = 7.0  # covers a long weekend; repaired findings soon drop out
@@ -69,6 +70,11 @@ class HomeSnapshot(NamedTuple):
     observed_until_ns: int  # the snapshot, or the last activity of a relay that runs no more
     recent_ns: int  # how long before that something may have happened and still be judged
     journal: FrozenJournal = FrozenJournal({})
+
+    @property
+    def is_small(self) -> bool:
+        """True for ledger and store of some ten thousand messages."""
+        return self.size <= SMALL_BYTES
 
     @property
     def size(self) -> int:

@@ -21,7 +21,7 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.audit.extract import extracted
-from relay.audit.inputs import Inputs
+from relay.audit.lake_tables import Inputs
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
 from relay.base.names import sha256_hex

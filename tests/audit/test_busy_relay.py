@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit.extract import extracted
-from relay.audit.inputs import Inputs
+from relay.audit.lake_tables import Inputs
+from relay.audit.own_checks import VIEWS
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from tests.audit import busy_relay
@@ -32,8 +33,8 @@ def test_ledger_store_and_journal_agree_while_they_are_written(
         (stopped_at,) = inputs.snapshot.journal.until.values()
         messages = inputs.table("ledger_messages").collect()
         deliveries = inputs.table("ledger_deliveries").collect()
-        stored = inputs.messages("relay_id").collect()
-        journal = inputs.journal("end", "event", "relay_id").collect()
+        stored = inputs.table("store_messages").collect()
+        journal = VIEWS["journal"](inputs, "SELECT end, event, relay_id").collect()
         # It went on all the while, and nobody kept its log from being taken in.
         until(lambda: busy_relay.records(home)[-1].end > stopped_at)
         until(lambda: _is_taken_in(home))

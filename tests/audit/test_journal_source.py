@@ -23,6 +23,7 @@ from relay.acomm.model import (
 )
 from relay.audit import formats
 from relay.audit.formats import subset
+from relay.audit.own_checks import VIEWS
 from relay.audit.session import explained
 from relay.audit.sources import journal_columns, journal_files
 from relay.base import crypto
@@ -422,12 +423,13 @@ def test_events_of_another_version(journal: JournalBuilder) -> None:
 
 def test_the_evidence_of_a_run(spark: SparkSession, home: HomeBuilder, tmp_path: Path) -> None:
     home.write_store()
-    assert home.inputs(spark, tmp_path / "before").journal("event").count() == 0
+    journal = VIEWS["journal"]
+    assert journal(home.inputs(spark, tmp_path / "before"), "SELECT event").count() == 0
     builder = JournalBuilder(home.root)
     builder.say(sent(1), delivered(1))
     inputs = home.inputs(spark, tmp_path / "run")
     builder.say(sent(2))
-    rows = inputs.journal("stream", "relay_id").collect()
+    rows = journal(inputs, "SELECT stream, relay_id").collect()
     assert [tuple(row) for row in rows] == [
         (f"journal/{1:020d}", "1-1"),
         (f"journal/{1:020d}", None),

@@ -121,7 +121,7 @@ def test_jobs_read_the_lake_and_the_next_run_reads_what_is_new(
 
     def stored(run: str) -> list[str]:
         inputs = home.inputs(spark, tmp_path / run, lake=str(where))
-        return sorted(row[0] for row in inputs.messages("relay_id").collect())
+        return sorted(row["relay_id"] for row in inputs.table("store_messages").collect())
 
     assert stored("first") == ["1-a"]
     (archived,) = (where / "store_messages").rglob("archive-*.parquet")

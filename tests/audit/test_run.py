@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import result_columns, run
-from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
+from relay.audit.lake_tables import Inputs
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
 from tests.audit.home_builder import HomeBuilder, stored_message

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from relay.audit import result_columns
 from relay.audit.extract import extracted
-from relay.audit.inputs import Inputs
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.sql_files import FINDINGS, SHARED, TABLE, statements
+from relay.audit.lake_tables import Inputs
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from relay.base.home import LEDGER

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyarrow.dataset import Dataset
 from pyspark.sql import DataFrame
 
-from relay.audit.inputs import Inputs
 from relay.audit.jobs.sql_files import Header
+from relay.audit.lake_tables import Inputs
 from relay.audit.snapshot import HomeSnapshot
 
 Tables = Mapping[str, DataFrame]

@@ -14,7 +14,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from relay.audit import result_columns
-from relay.audit.inputs import Inputs
 from relay.audit.jobs.job import (
     ASCENDING,
     DESCENDING,
@@ -43,7 +42,7 @@ from relay.audit.jobs.sql_files import (
     with_values,
 )
 from relay.audit.lake_columns import TABLES
-from relay.audit.lake_tables import in_spark
+from relay.audit.lake_tables import Inputs, in_spark
 
 SHOWN = 20  # rows that are printed
 INBOX = "inbox"  # the stage of a delivery that the relay answers for
