@@ -90,7 +90,7 @@ def decide_restart(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> Res
 def restarts_in_window(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> list[int]:
     """The restarts within ``restart_window_s``."""
     since = now_ns - settings.restart_window_s * NS_PER_S
-    return [at for at in row.recent_restarts if at > since]
+    return [at for at in row.recent_restarts if since < at <= now_ns]  # later: the clock was set
 
 
 def restarted(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> ProcessRow:
@@ -102,17 +102,22 @@ def restarted(row: ProcessRow, settings: SpawnSettings, now_ns: int) -> ProcessR
 
 
 def next_state(
-    row: ProcessRow, seen: LastSeen, busy_at: int, settings: SpawnSettings, now_ns: int
+    row: ProcessRow,
+    seen: LastSeen,
+    busy_at: int,
+    settings: SpawnSettings,
+    age_ns: Callable[[int], int],
 ) -> str:
     """The state of a running process by its activity.
 
-    ``busy_at``: when it last used CPU. An obligation overdue for ``stuck_after_s`` makes it stuck.
+    ``busy_at``: when it last used CPU. ``age_ns``: the running time since a time. An obligation
+    overdue for ``stuck_after_s`` makes it stuck.
     """
     started_at = row.started_at or 0
     owes = seen.owes_since
     if owes is not None:
         since = max(owes, started_at)  # what was there before is owed from its start on
-        if now_ns - since >= settings.stuck_after_s * NS_PER_S:
+        if age_ns(since) >= settings.stuck_after_s * NS_PER_S:
             return STUCK
     heard_at = seen.seen_at if seen.seen_at and seen.seen_at >= started_at else None
     if heard_at is None:
@@ -122,7 +127,7 @@ def next_state(
     if owes is not None:
         return WORKING
     active_at = max(heard_at, busy_at)
-    if now_ns - active_at >= settings.idle_after_s * NS_PER_S:
+    if age_ns(active_at) >= settings.idle_after_s * NS_PER_S:
         return IDLE
     if row.state == READY and active_at <= row.changed_at:
         return READY
@@ -263,9 +268,10 @@ class ProcessMonitor:
         child.row = child.row._replace(
             cpu_percent=percent,
             rss_bytes=usage.rss_bytes,
-            idle_s=max(0, now - active_at) // NS_PER_S,
+            idle_s=max(0, self._activity.age_ns(active_at)) // NS_PER_S,
         )
-        state = next_state(child.row, seen, child.busy_at, self._settings, now)
+        age_ns = self._activity.age_ns
+        state = next_state(child.row, seen, child.busy_at, self._settings, age_ns)
         if state != child.row.state:
             child.row = child.row.moved(state, now)
 

@@ -69,8 +69,13 @@ class AgentFacts(NamedTuple):
     is_supervised: bool = False  # the relay started a process of it, which runs or is started again
 
 
-def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> StatusChange | None:
-    """The status change due by now; None if there is none."""
+def next_status(
+    facts: AgentFacts, age_ns: Callable[[int], int], settings: AgentSettings
+) -> StatusChange | None:
+    """The status change due by now; None if there is none.
+
+    ``age_ns``: the time since a time in which the relay ran, and the machine did not sleep.
+    """
     if facts.status in UNAVAILABLE:
         came_back = facts.runs and (
             facts.status == AgentStatus.TERMINATED or facts.started_at > facts.changed_at
@@ -81,11 +86,11 @@ def next_status(facts: AgentFacts, now_ns: int, settings: AgentSettings) -> Stat
     silent_since = _silent_since(facts)
     if _has_ended(facts):
         dead_since = max(silent_since, facts.ended_at)
-        if now_ns - dead_since >= settings.dead_after_s * NS_PER_S:
+        if age_ns(dead_since) >= settings.dead_after_s * NS_PER_S:
             reason = f"its process {facts.pid} ended; no activity since {_at(silent_since)}"
             return StatusChange(facts.name, AgentStatus.TERMINATED, reason)
     is_there = facts.runs or facts.is_supervised
-    is_silent = not is_there and now_ns - silent_since >= settings.inactive_after_s * NS_PER_S
+    is_silent = not is_there and age_ns(silent_since) >= settings.inactive_after_s * NS_PER_S
     if is_silent and facts.status == AgentStatus.ACTIVE:
         return StatusChange(facts.name, AgentStatus.INACTIVE, f"silent since {_at(silent_since)}")
     if is_there and facts.status == AgentStatus.INACTIVE:
@@ -190,11 +195,14 @@ class AgentStatusTracker:
         roster: Roster,
         settings: AgentSettings,
         clock: Clock,
+        age_ns: Callable[[int], int],
         log: Callable[..., object],
     ) -> None:
+        """``age_ns``: as for ``next_status``."""
         self._ledger = ledger
         self._roster = roster
         self._settings = settings
+        self._age_ns = age_ns
         self._clock = clock
         self._log = log
         self.unavailable: Mapping[str, str] = {}  # terminated or retired -> the nack for senders
@@ -294,7 +302,7 @@ class AgentStatusTracker:
             running = facts.pid if facts.runs else row.pid if facts.pid is not None else None
             if running != row.pid:
                 pids_now.append((row.name, running))
-            change = next_status(facts, now, self._settings)
+            change = next_status(facts, self._age_ns, self._settings)
             if change is None:
                 continue
             if row.status in UNAVAILABLE:
@@ -399,6 +407,10 @@ class Activity:
     def __init__(self, ledger: Ledger, store: Engine) -> None:
         self._ledger = ledger
         self._store = store
+
+    def age_ns(self, since_ns: int) -> int:
+        """The time since then in which the relay ran, and the machine did not sleep."""
+        return self._store.deliveries.running_ns(since_ns)
 
     def last_seen(self, names: Iterable[str]) -> dict[str, LastSeen]:
         """The last activity of these agents, with one pass over the pending answers."""

@@ -442,7 +442,7 @@ class Supervisor:
             c for c in self._children.values() if c.row.pid is not None and not c.pending_notices
         ]
         for child, seen in self._monitor.measure(running) if running else ():
-            owed_s = (self._clock.now_ns() - (seen.owes_since or 0)) // NS_PER_S
+            owed_s = self._activity.age_ns(seen.owes_since or 0) // NS_PER_S
             name = child.row.name
             text = (
                 f"{name} is stuck: it owes a read or an answer for {owed_s} s; "

@@ -107,7 +107,8 @@ class Dispatcher:
         self._validator = Validator(keys, self._roster, config.limits, log)
         self.guard = directory_guard.DirectoryGuard(self._home)
         self._claimer = Claimer(ledger, store, clock, log)
-        self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, log)
+        age_ns = self._store.deliveries.running_ns
+        self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, age_ns, log)
         self._reply_loops = ReplyLoops(self._store, config.limits.reply_depth, clock)
 
     def _build_execution(self, store: Engine) -> None:

@@ -151,7 +151,7 @@ class HeldQueue:
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
         since = max(held.staged_at or now, stored.not_before_ns if stored else 0)
-        age_s = (now - since - self._store.deliveries.downtime_ns(since)) // NS_PER_S
+        age_s = self._store.deliveries.running_ns(since) // NS_PER_S
         why = held.last_error or ""
         is_ours = why == ACCEPTED or why.startswith(NO_ROOM)  # it fails for no fault of the inbox
         was_tried = not is_ours and (stored is None or why != waits_for(stored))

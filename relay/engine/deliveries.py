@@ -410,6 +410,13 @@ class Deliveries:
             * NS_PER_MS
         )
 
+    def running_ns(self, since_ns: int) -> int:
+        """Nanoseconds with a running relay since ``since_ns``, in which the machine did not sleep.
+
+        A clock that was set since does not count either.
+        """
+        return self._core.now_ns() - since_ns - self.downtime_ns(since_ns)
+
     def ack_timeout_ms(self, message: Message) -> int:
         """The acknowledgment timeout: the message's, else its channel's, else the default."""
         channel = self._state.channels[message.channel_id]

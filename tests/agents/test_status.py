@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -26,15 +27,20 @@ RULES = AgentSettings(inactive_after_s=1000, dead_after_s=100)
 BOB = AgentFacts("bob", AgentStatus.ACTIVE, 0, NOW)
 
 
+def age_at(now_ns: int) -> Callable[[int], int]:
+    """The age of a time, of a relay that never stopped."""
+    return lambda since_ns: now_ns - since_ns
+
+
 def after(facts: AgentFacts, seconds: int) -> str | None:
     """The status that the rules give that much later; None: as it is."""
-    change = next_status(facts, NOW + seconds * NS_PER_S, RULES)
+    change = next_status(facts, age_at(NOW + seconds * NS_PER_S), RULES)
     return str(change.status) if change else None
 
 
 def test_who_is_silent_for_long_enough_is_inactive() -> None:
     assert after(BOB, 999) is None
-    assert next_status(BOB, NOW + 1000 * NS_PER_S, RULES) == StatusChange(
+    assert next_status(BOB, age_at(NOW + 1000 * NS_PER_S), RULES) == StatusChange(
         "bob", AgentStatus.INACTIVE, "silent since 2026-01-31T09:30:00Z"
     )
     assert after(BOB._replace(status=AgentStatus.INACTIVE), 5000) is None
@@ -57,7 +63,7 @@ def test_whose_process_ended_is_terminated_once_nothing_was_heard_for_a_while(
 ) -> None:
     dead = BOB._replace(status=status, pid=7, seen_pid=7)
     assert after(dead, 99) is None
-    assert next_status(dead, NOW + 100 * NS_PER_S, RULES) == StatusChange(
+    assert next_status(dead, age_at(NOW + 100 * NS_PER_S), RULES) == StatusChange(
         "bob", AgentStatus.TERMINATED, "its process 7 ended; no activity since 2026-01-31T09:30:00Z"
     )
 

@@ -3,6 +3,7 @@ relay that is down gives nothing up by itself."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,28 @@ def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_s
     assert duty(box, sent) == ("open", 0, None)
     box.after(120)
     assert duty(box, sent) == ("open", 1, None)
+
+
+def test_D7_who_was_there_before_a_long_sleep_gets_the_first_broadcast_after_it(box: Box) -> None:
+    box.send("bob", "TO: alice\n\nI am here")
+    jumps(box, 8 * 86_400)
+    for _ in range(3):
+        box.after(31)
+    sent = box.send("alice", "TO: *\n\ngood morning")
+    assert box.states(sent)["bob"] == "written"
+
+
+def test_D7_an_agent_whose_process_ended_before_a_sleep_has_its_five_minutes(box: Box) -> None:
+    facts = {"pid": 4_194_304, "pid_start_ticks": 1, "started_at": box.clock.now_ns()}
+    box.path("agents/bob/meta.json").write_text(json.dumps(facts))
+    box.after(31)
+    jumps(box, 3600)
+    box.after(31)
+    assert box.states(box.send("alice", "TO: bob\n\nhi")) == {"bob": "written"}
+    for _ in range(10):
+        box.after(31)
+    box.send("alice", "TO: bob\n\nhi")
+    assert "bob is terminated" in box.nacks("alice")[-1]
 
 
 def test_a_laptop_that_sleeps_a_hundred_times_loses_nothing(box: Box) -> None:
