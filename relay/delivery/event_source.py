@@ -73,6 +73,7 @@ class EventSource:
         self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._unscanned: list[str] = []  # agents that the scan has still to come to, the next last
+        self._scans_again = False  # a scan was asked for while one went on
         self._next_poll_ns = 0
         self._recheck_ns: int | None = None
         self._empty: dict[str, Folders] = {}  # agents with nothing to be found, as scanned last
@@ -105,11 +106,14 @@ class EventSource:
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
             self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
-            later = [agent for agent in self._unscanned if agent in self._roster.agents]
-            self._unscanned = sorted(self._roster.agents.difference(later), reverse=True) + later
-            appeared = []  # they are among these
+            self._unscanned = [name for name in self._unscanned if name in self._roster.agents]
+            if self._unscanned:
+                self._scans_again = True  # those that were scanned before now: after this round
+            else:
+                self._unscanned = sorted(self._roster.agents, reverse=True)
+                appeared = []  # they are among these
         if self._unscanned:
-            self._scan_next({hint.agent for hint in wake.touched}, appeared)
+            self._scan_next({hint.agent for hint in wake.touched}, appeared, now)
         elif self._roster.unwatched and now >= self._next_poll_ns:
             self._scan(self._roster.unwatched | set(appeared))
         elif appeared:
@@ -168,7 +172,7 @@ class EventSource:
             ]
         )
 
-    def _scan_next(self, senders: set[str], appeared: list[str]) -> None:
+    def _scan_next(self, senders: set[str], appeared: list[str], now: int) -> None:
         """Scan some of the agents that the scan has still to come to, and those that appeared.
 
         First who sends now: earlier files may be there, which only the scan finds.
@@ -180,6 +184,9 @@ class EventSource:
         self._scan(self._roster.agents.intersection(part + appeared))
         if not self._unscanned:
             self.check_liveness(None)
+            if self._scans_again:
+                self._scans_again = False
+                self._next_scan_ns = min(self._next_scan_ns, now + NS_PER_S)
         elif appeared:
             self.check_liveness(appeared)
 

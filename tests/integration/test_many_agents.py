@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.base.config import Config, DetectionSettings
 from relay.base.names import new_message_id
 from relay.delivery import event_source
 from relay.delivery.intake import Intake
@@ -66,3 +68,18 @@ def test_a_turn_scans_some_of_them_and_the_relay_delivers_meanwhile(
     box.after(1)
     assert box.bodies("alice") == ["found by the scan", "after the first"]
     assert scanned == ["alice", "bob", "dave", "carol", "operator"]
+
+
+@pytest.mark.box(
+    "alice", "bob", "carol", config=Config(detection=DetectionSettings(watcher="scan"))
+)
+def test_a_scan_that_is_asked_for_with_each_turn_comes_to_its_end(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without inotify: statuses are checked at the end of each."""
+    monkeypatch.setattr(event_source, "SCANNED_AT_ONCE", 1)
+    facts = {"pid": 4_194_304, "pid_start_ticks": 1, "started_at": box.clock.now_ns()}
+    box.path("agents/bob/meta.json").write_text(json.dumps(facts))
+    for _ in range(40):
+        box.after(10, turns=1)
+    assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("terminated",)]
