@@ -5,7 +5,7 @@
 
 A message that a call returns stays in the inbox, noted in the session as offered. When the next
 call arrives after that answer was written, or the client ends the connection, the message moves to
-``.read``. If the server dies first, the next one offers it again, and says so.
+``.read``. If the server or its client dies first, the next one offers it again, and says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from relay.base.errors import RelayError
 from relay.base.names import NAME_VARIABLE, check_agent_name
-from relay.base.process_info import started_at
+from relay.base.process_info import runs, started_at
 from relay.reach.binding import DIED, agent_process
 from relay.reach.evidence import begin_offer, end_offer, settle
 from relay.reach.session import (
@@ -32,6 +32,7 @@ from relay.reach.session import (
 )
 
 ACT = "act"
+CLIENT_ENDS_S = 0.1  # a process that is killed closes its pipes before it has ended
 UNWRITTEN_NS = 5 * 10**9  # an answer not written by then was cancelled, and never is
 
 
@@ -50,6 +51,7 @@ class ToolSession:
         self._fallback = fallback
         self._own: Session | None = None
         self._unwritten: dict[str, set[str]] = {}  # number of a call -> ids in its answer
+        self._client = os.getppid(), started_at(os.getppid())
 
     def find(self) -> Session:
         """Return the session of whoever calls now. Errors: NoName, RelayError, OSError."""
@@ -149,11 +151,26 @@ class ToolSession:
             end_offer(self.root, changed, here, after, ACT)
 
     def end(self) -> None:
-        """End in good order: the client closed the connection after the answers."""
+        """End with the connection: in good order if the client lives, as one that was killed else.
+
+        Whoever closes a connection waits for its server. What a client that is gone was shown is
+        offered to the next one.
+        """
         if self._own is None:
             return
         self._unwritten.clear()
-        self.act("the end of the connection")
-        if not self._own.again:
-            remove_session(self.root, self._own)
+        if self._client_lives():
+            self.act("the end of the connection")
+            if not self._own.again:
+                remove_session(self.root, self._own)
         self._own = None
+
+    def _client_lives(self) -> bool:
+        """True if the process that started this one is there a moment after its end would show."""
+        pid, started = self._client
+        until = time.monotonic() + CLIENT_ENDS_S
+        while os.getppid() == pid and runs(pid, started):
+            if time.monotonic() > until:
+                return True
+            time.sleep(0.01)
+        return False

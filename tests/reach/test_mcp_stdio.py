@@ -17,7 +17,7 @@ from mcp import Client
 
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
-from tests.procs import PROJECT, environment, relay
+from tests.procs import PROJECT, environment, relay, until
 from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, unread
 
 MODES = ("legacy", "auto", "2026-07-28")
@@ -131,6 +131,31 @@ async def test_killed_after_it_has_shown_a_message_it_shows_it_again(bobs_home: 
         "in_context",
     ]
     assert read(bobs_home) == [number]
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.reach.test_mcp_stdio import Client, call, over_stdio
+
+async def main():
+    async with Client(over_stdio(Path(sys.argv[1]))) as client:
+        await call(client, "inbox")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_client_saw_that_was_killed_is_shown_to_the_next_one(bobs_home: Path) -> None:
+    """Its server reads the end of the connection, as of one that was closed."""
+    number = deliver(bobs_home)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(bobs_home)], cwd=PROJECT)
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not any(one.is_live for one in load_sessions(str(bobs_home), TOOLS)))
+    assert unread(bobs_home) == [number]
+    async with Client(over_stdio(bobs_home)) as client:
+        assert "shown before, perhaps not seen: offer 2" in await call(client, "inbox")
 
 
 def kill(root: Path) -> None:
