@@ -175,6 +175,9 @@ def test_a_refusal_is_said_beside_what_was_typed(page: Page, served: Served, hom
     find(page, "#write button").click()
     wait_for(page, "the text is empty")
     assert page.tells("document.querySelector('textarea').value") == "   "
+    send(home, "bob", "meanwhile")
+    wait_for(page, "meanwhile")
+    assert page.tells("document.querySelector('[role=alert]').textContent") == "the text is empty"
 
 
 def test_a_dead_letter_is_replayed_by_a_click(make_box: MakeBox, page: Page) -> None:

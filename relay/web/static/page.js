@@ -63,7 +63,7 @@
     }
     while (at) {
       const next = at.nextSibling;
-      at.remove();
+      if (!("ours" in (at.dataset ?? {}))) at.remove();
       at = next;
     }
   }
@@ -154,6 +154,7 @@
     for (const one of buttons) one.disabled = false;
     const said = form.querySelector(".said") || form.appendChild(document.createElement("p"));
     said.className = "said bad";
+    said.dataset.ours = ""; // stays until the next answer
     said.setAttribute("role", "alert");
     said.textContent = error;
   });
