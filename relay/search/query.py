@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, parse_time
 from relay.base.errors import InvalidQuery, ValidationFailed
-from relay.base.names import uuid4_of
+from relay.base.names import EVERYONE, EVERYONE_CHANNEL, uuid4_of
 from relay.ledger import NOT_CANCELLED, UNREAD
 from relay.search.index import Entry
 
@@ -150,6 +150,9 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
             match_mode(value)
         except ValidationFailed as exc:
             raise InvalidQuery(f"topic:{str(exc).partition(': ')[2]}") from exc
+    if key in ("to", "with") and (value == EVERYONE or value.startswith("#")):
+        channel = EVERYONE_CHANNEL if value == EVERYONE else value[1:]
+        raise InvalidQuery(f"{key}:{value} is no agent (expected channel:{channel})")
     allowed = {"is": (*STATES, *_FORMER), "has": ("attachment",), "kind": kinds, "sort": SORTS}
     known = allowed.get(key)
     if known is None:

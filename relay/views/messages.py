@@ -292,13 +292,14 @@ def count_failed(db: sqlite3.Connection) -> int:
 def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry]:
     """Yield what the relay refused, as far as a query asks for it.
 
-    It has no channel, topic, thread or priority. Its number is 0, or -1 without a row of its own:
-    another message may have its id. Its text is looked into only where failures are asked for.
+    It has no topic, thread or priority, and the channel that it was sent to. Its number is 0, or
+    -1 without a row of its own: another message may have its id. Its text is looked into only where
+    failures are asked for.
     """
     from relay.search.index import Entry
     from relay.search.query import REFUSED, matches
 
-    of_accepted = (query.threads, query.named_threads, query.answered, query.types, query.channels)
+    of_accepted = (query.threads, query.named_threads, query.answered, query.types)
     if any(of_accepted) or query.topics or query.priorities or query.with_attachment:
         return
     has_text = bool(query.texts) or query.regex is not None
@@ -313,13 +314,16 @@ def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry
         if query.since is not None and changed < query.since * NS_PER_S:
             continue
         names = [target] if target else []
+        channel = EVERYONE_CHANNEL if target == EVERYONE else ""
+        if target and target.startswith("#"):
+            channel = target[1:]
         body = _body(home, path) if has_text else ""
         name = message_id.removesuffix(MSG_SUFFIX)
         entry = Entry(
             *(number, at // NS_PER_S, at, name, sender, 0, 0, kind or "", 0),
             *(None, None, None, None, 0, 0, json.dumps(names), body),
         )
-        if matches(query, entry, tuple(names), "", None, regex):
+        if matches(query, entry, tuple(names), channel, None, regex):
             yield entry
 
 

@@ -48,6 +48,19 @@ def test_what_was_refused_stands_beside_what_was_accepted(box: Box) -> None:
     assert asked(box, "is:refused", "kept") == []
 
 
+def test_a_channel_has_what_was_refused_there_too(box: Box) -> None:
+    box.join("builds", "alice", "bob")
+    box.send("alice", "TO: #builds\n\nkept")
+    box.send("carol", "TO: #builds\n\nfrom outside")
+    assert sorted(asked(box, "channel:builds")) == [
+        ("alice", "#builds", "delivered"),
+        ("carol", "#builds", "refused"),
+    ]
+    told = relay("list", "to:#builds", home=box.root)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "to:#builds is no agent (expected channel:builds)" in told.stderr
+
+
 def test_what_no_relay_has_seen_is_told(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nqueued")
     for words in ("list queued", "unread", "history"):

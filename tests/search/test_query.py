@@ -58,6 +58,8 @@ def test_a_text_with_a_colon_is_a_text(text: str) -> None:
         ("topic:a.#.b", "topic:'a.#.b': segments between dots are letters"),
         ("has:wheels", "has:wheels is unknown (expected attachment)"),
         ("kind:comand", "kind:comand is unknown (perhaps kind:command)"),
+        ("to:#ci/linux", "to:#ci/linux is no agent (expected channel:ci/linux)"),
+        ("with:*", "with:* is no agent (expected channel:all)"),
         ("from: alice", "from: has no value"),
         ('"disk full', '"disk: the closing " is missing, or text follows it'),
         ('"disk"full', '"disk"full: the closing " is missing, or text follows it'),
