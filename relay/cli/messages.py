@@ -21,7 +21,7 @@ from relay.base.errors import (
 )
 from relay.base.home import Home, lock_holder
 from relay.base.names import EVERYONE, ORCHESTRATOR
-from relay.base.outcomes import IN_OUTBOX, Progress, Wait
+from relay.base.outcomes import IN_OUTBOX, NO_RECIPIENTS, Progress, Wait
 from relay.cli.common import (
     WAIT,
     as_option,
@@ -237,6 +237,9 @@ def _send(
         if wait.word in STEPS:
             return wait_for_step(home, sent, left)
         progress = watch(home, sent, left._replace(word="taken"))
+        if progress.text == NO_RECIPIENTS:  # and no refusal: the channel is sticky
+            text = f"no recipients yet, {to} keeps it for those who come later"
+            progress = progress._replace(text=text)
         echo_progress(progress)
     _echo_owed(me, options.get("re"))
     return EXIT_STATE if progress == IN_OUTBOX else EXIT_OK

@@ -18,6 +18,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import ANSWERS, Kind, MessageFile, command_fields
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
+from relay.base.text import plural
 from relay.delivery import router
 from relay.delivery.actions import recorded_effects
 from relay.delivery.file_ops import render_delivered
@@ -247,8 +248,10 @@ def _plan_deliveries(
     if stored is not None:
         recipients, known = store.messages.recipients(stored.id), store.deliveries.of(stored.id)
     messages: list[SystemMessage] = []
-    if not recipients and (reason := _no_recipients(message, route, store)):
-        messages.append(reply(plan.subject, Kind.NACK, reason))
+    if not recipients:
+        reason = _no_recipients(message, inbound.file.agent, route, store)
+        if reason:
+            messages.append(reply(plan.subject, Kind.NACK, reason))
     targets: list[str] = []
     absent: dict[str, str] = {}
     for name in recipients:
@@ -306,18 +309,26 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
     return replace(plan, command=message)
 
 
-def _no_recipients(message: MessageFile, route: Route, store: Engine) -> str:
+def _no_recipients(message: MessageFile, sender: str, route: Route, store: Engine) -> str:
     """The nack for a message without recipients; empty if a sticky channel keeps it."""
-    if route.channel_type is not ChannelType.PUB_SUB:
-        if route.channel == EVERYONE_CHANNEL:
-            return "no recipients: there are no other active agents"
-        return f"no recipients: {route.channel} has no other members"
     channel = store.channels.find_by_name(route.channel)
     if channel is not None and channel.config.sticky_messages:
-        return ""  # later subscribers get it
+        return ""  # later members and subscribers get it
+    if route.channel == EVERYONE_CHANNEL:
+        return "no recipients: there are no other active agents"
+    if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
+        return f"no recipients: {route.channel} has no other members"
+    topic = message.headers.get("TOPIC", "")
+    without = {
+        one.subscriber
+        for one in store.channels.subscriptions(channel.id)
+        if one.active and rules.topic_matches(topic, one.topic_pattern)
+    } - {sender}
+    there_are = "there are no other subscribers"
+    if without:
+        there_are = f"a filter excludes it for {plural(len(without), 'subscriber')}"
     return (
-        "no recipients: there are no other subscribers to "
-        f"topic {message.headers.get('TOPIC')} of #{route.channel}: "
+        f"no recipients: {there_are} to topic {topic} of #{route.channel}: "
         f"`relay channel show {route.channel}` lists subscriptions"
     )
 

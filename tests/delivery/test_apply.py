@@ -149,6 +149,10 @@ def test_m05_a_group_of_one_and_topics_that_nobody_wants_are_said(table: Table) 
     table.decide("TO: __orchestrator__\nKIND: subscribe\n\nCHANNEL: ci\nPATTERN: test.#")
     said_of_topic = said(table.decide("TO: #ci\nTOPIC: build.ok\n\nhi"))
     assert "there are no other subscribers to topic build.ok of #ci" in said_of_topic
+    filtered = "CHANNEL: ci\nPATTERN: build.#\nFILTER: priority=0"
+    table.decide(f"TO: __orchestrator__\nKIND: subscribe\n\n{filtered}", sender="bob")
+    said_of_filter = said(table.decide("TO: #ci\nTOPIC: build.ok\n\nhi"))
+    assert "a filter excludes it for 1 subscriber to topic build.ok of #ci" in said_of_filter
 
 
 def test_a_sender_is_notified_once_of_what_became_of_its_message(table: Table) -> None:

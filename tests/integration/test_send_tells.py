@@ -263,3 +263,11 @@ def test_m3_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> Non
     (sent,) = inbox_of(home, "bob")
     assert done.returncode == EXIT_PIPE_CLOSED
     assert done.stderr.endswith(f"relay: sent as {sent.stem}\n")
+
+
+def test_a_sticky_channel_without_members_keeps_it_and_says_so(running: Relay, home: Path) -> None:
+    assert relay("channel", "create", "news", "--as", "alice", home=home).returncode == 0
+    settings = ("sticky_messages=true", "--as", "alice")
+    assert relay("channel", "config", "news", *settings, home=home).returncode == 0
+    _, said = send(home, "#news", "welcome")
+    assert said == "no recipients yet, #news keeps it for those who come later"
