@@ -6,7 +6,7 @@
 -- Schema version: PRAGMA user_version. To change this file: raise it, and add the step from the
 -- version before to relay/ledger/schema.py.
 
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 -- One row for each file in an outbox, and one for each message of the orchestrator's own.
 CREATE TABLE messages (
@@ -212,6 +212,14 @@ WHEN OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt BEGIN
         (SELECT value FROM orchestrator_state WHERE key = 'writer'), NEW.attempt,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.staged_at END,
         CASE WHEN OLD.attempt <> NEW.attempt THEN OLD.written_at END);
+END;
+-- A later answer to the same message: the row has the last one alone.
+CREATE TRIGGER deliveries_answered_again AFTER UPDATE OF answer_id ON deliveries
+WHEN OLD.state = 'acked' AND NEW.state = 'acked' AND NEW.answer_id IS NOT OLD.answer_id BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state, NEW.attempt,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
 END;
 -- What was given up, and its file left the inbox all the same: the state stays.
 CREATE TRIGGER deliveries_read_late AFTER UPDATE OF read_at ON deliveries

@@ -17,6 +17,7 @@ from relay.base.errors import MessageError, Refused, UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
+from relay.base.outcomes import is_cancelled
 from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
@@ -141,9 +142,10 @@ def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryFacts | Non
         return f"{recipient} has acknowledged it"
     how = row.read_how if row else None
     if delivery.state > DeliveryState.ACKNOWLEDGED:
-        is_there = row is not None and row.written_at is not None and how is None
-        what = "is given up, and may still be in the inbox of" if is_there else "did not reach"
-        return f"it {what} {recipient}" + (f": {row.last_error}" if row else "")
+        is_over = row is not None and is_cancelled(row.state, row.last_error)
+        is_there = row is not None and row.written_at is not None and how is None and not is_over
+        what = "may have it in the inbox, and it is given up" if is_there else "did not get it"
+        return f"{recipient} {what}" + (f": {row.last_error}" if row else "")
     if rules.is_replayed(delivery):
         return ""
     waits_read = delivery.state is DeliveryState.WAITING and not delivery.queued

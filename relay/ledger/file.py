@@ -25,7 +25,7 @@ from relay.base.errors import (
     run_as,
 )
 
-SCHEMA_VERSION = 6  # of schema.sql
+SCHEMA_VERSION = 7  # of schema.sql
 OLDEST_VERSION = 5  # that is migrated; those before were of previews
 REBUILD = "`relay ledger rebuild` makes it from the journal, and keeps what the journal lacks"
 SLICE_PAGES = 256  # 1 MiB, a few milliseconds

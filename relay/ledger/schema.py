@@ -52,7 +52,17 @@ SELECT m.id, m.message_id, d.recipient, 'inbox',
 FROM deliveries AS d JOIN messages AS m USING (message_id);
 """
 
-STEPS = {5: _TO_6}  # from this version to the next; those before were of previews
+_TO_7 = """
+CREATE TRIGGER deliveries_answered_again AFTER UPDATE OF answer_id ON deliveries
+WHEN OLD.state = 'acked' AND NEW.state = 'acked' AND NEW.answer_id IS NOT OLD.answer_id BEGIN
+    INSERT INTO audit_log (at, message_id, recipient, old_status, new_status, attempt, who) VALUES (
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000,
+        NEW.message_id, NEW.recipient, OLD.state, NEW.state, NEW.attempt,
+        (SELECT value FROM orchestrator_state WHERE key = 'writer'));
+END;
+"""
+
+STEPS = {5: _TO_6, 6: _TO_7}  # from this version to the next; those before were of previews
 
 
 def schema_sql() -> str:

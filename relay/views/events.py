@@ -162,12 +162,23 @@ class EventCursor:
         facts = dict(found)
         if new == "read":
             return "removed, not seen in .read" if facts["read_how"] == REMOVED else None
-        if new == "acked" and (facts["acked_at"] or 0) - row["at"] > SAME_ANSWER_NS:
+        if new == "acked" and self._is_earlier_answer(row, facts["acked_at"] or 0):
             return "answered again since"  # the row has the last answer alone
         if new == "acked" and facts["answer_text"]:
             return f"{facts['ack_status']}: {facts['answer_text']}"
         why: str | None = facts["ack_status"] if new == "acked" else facts["last_error"]
         return why
+
+    def _is_earlier_answer(self, row: sqlite3.Row, last_ns: int) -> bool:
+        """True if an answer was followed by another one, which earlier versions did not note."""
+        if row["old_status"] != "acked" and last_ns - row["at"] > SAME_ANSWER_NS:
+            return True
+        later = (
+            "SELECT 1 FROM audit_log WHERE message_id = ? AND recipient = ? "
+            "AND new_status = 'acked' AND id > ?"
+        )
+        values = row["message_id"], row["recipient"], row["id"]
+        return self._db.execute(later, values).fetchone() is not None
 
     def _offer(self, row: sqlite3.Row, state: str) -> str | None:
         """The session of an offer, and its evidence."""

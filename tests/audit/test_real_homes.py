@@ -31,7 +31,7 @@ TALK = 16  # messages of real_homes.talk: 14 of agents', and the relay's answers
 def test_a_ledger_of_the_schema_before_is_one_line(tmp_path: Path) -> None:
     assert relay("init", home=tmp_path / "home").returncode == 0
     real_homes.to_schema_5(tmp_path / "home")
-    with pytest.raises(LedgerError, match="its schema is 5, expected 6") as told:
+    with pytest.raises(LedgerError, match="its schema is 5, expected 7") as told:
         audited(tmp_path / "home")
     assert "relay up" in str(told.value.hint)
 

@@ -23,4 +23,4 @@ def test_an_earlier_answer_is_not_told_as_the_last_one(box: Box) -> None:
     assert acked(box) == ["completed: shipped"]
     box.after(5)
     box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nit broke")
-    assert acked(box) == ["answered again since"]
+    assert acked(box) == ["answered again since", "failed: it broke"]
