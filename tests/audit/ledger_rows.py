@@ -6,12 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
-from pyarrow.dataset import dataset
-from pyspark.sql import DataFrame
-
-from relay.audit.jobs.job import AuditJob, Tables, Written
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder
 
 NOW = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
@@ -81,47 +76,3 @@ def process(name: str, state: str, changed_ns: int, **columns: object) -> dict[s
         "changed_at": changed_ns,
     }
     return {**row, **columns}
-
-
-def computed(frame: DataFrame) -> DataFrame:
-    """The same rows, computed once and known to the driver: to ask for them is no Spark job."""
-    return frame.sparkSession.createDataFrame(frame.toArrow())
-
-
-def made(job: AuditJob, tables: Tables) -> dict[str, DataFrame]:
-    """The job's tables, computed once; each has the columns that it is said to have."""
-    assert {name: frame.columns for name, frame in tables.items()} == {
-        name: schema.names for name, schema in job.tables.items()
-    }
-    return {name: computed(frame) for name, frame in tables.items()}
-
-
-def checks(job: AuditJob, tables: Tables) -> list[tuple[str, str, str | None, str | None]]:
-    """(check, severity, message id, agent) of each finding, in order."""
-    assert job.findings is not None
-    rows = job.findings(tables, NOW).collect()
-    found = [(r["check"], r["severity"], r["message_id"], r["agent"]) for r in rows]
-    return sorted(found, key=str)
-
-
-def details(job: AuditJob, tables: Tables, check: str) -> list[dict[str, str]]:
-    """What else the findings of a check say."""
-    assert job.findings is not None
-    return [row["detail"] for row in job.findings(tables, NOW).collect() if row["check"] == check]
-
-
-def counted(job: AuditJob, tables: Tables) -> dict[str, int]:
-    """The job's counts."""
-    return job.counts(written(tables))
-
-
-def written(tables: Tables) -> Written:
-    """The tables as a run has them after they were written."""
-    return {name: dataset(frame.toArrow()) for name, frame in tables.items()}
-
-
-def folder(home: HomeBuilder, name: str) -> Path:
-    """A folder of the home."""
-    path = home.root / name
-    path.mkdir(parents=True, exist_ok=True)
-    return path

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from relay.audit import result_columns
-from relay.audit.extract import extracted
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.sql_files import FINDINGS, SHARED, TABLE, statements
-from relay.audit.lake_tables import Inputs
+from relay.audit.run import RunRequest, run_audit
 from relay.audit.snapshot import snapshot_home
-from relay.base.clock import Clock
 from relay.base.home import LEDGER
+from scripts.cluster.one_run import StandingClock
 from scripts.history.make import History
-from tests.audit.ledger_rows import checks, made
+from tests.audit.printed import parquet
 from tests.audit.second_engine import in_utc, says
 from tests.audit.test_history import PATIENT, given
 
@@ -34,19 +34,19 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "home" / LEDGER)) as db, db:
         for change in BACKWARDS:
             db.execute(change)
+    clock = StandingClock(time.time_ns())
+    request = RunRequest(str(tmp_path / "home"), ("ordering",), out=str(tmp_path / "out"))
+    report, _ = run_audit(request, clock)
+    assert len(report.jobs["ordering"].findings) == 4
     (tmp_path / "run").mkdir()
-    snapshot = snapshot_home(str(tmp_path / "home"), str(tmp_path / "run"), Clock())
-    inputs = Inputs(spark, snapshot, *extracted(snapshot, None))
-    job = JOBS["ordering"]
-    tables = made(job, job.make(inputs))
-    theirs = says(job.name, snapshot)
-    for name, frame in tables.items():
-        ours = in_utc(frame.toArrow().to_pylist())
-        assert sorted(map(repr, theirs.tables[name])) == sorted(map(repr, ours)), name
-    found = checks(job, tables)
-    assert theirs.found == found
-    assert len({check for check, *_ in found}) == 4
-    inputs.drop_views()
+    theirs = says("ordering", snapshot_home(request.home, str(tmp_path / "run"), clock))
+    for name, rows in theirs.tables.items():
+        ours = in_utc(parquet(tmp_path / "out" / name))
+        assert sorted(map(repr, rows)) == sorted(map(repr, ours)), name
+    found = parquet(tmp_path / "out" / "findings")
+    assert theirs.found == sorted(
+        [(row["check"], row["severity"], row["message_id"], row["agent"]) for row in found], key=str
+    )
 
 
 def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
