@@ -18,7 +18,6 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -105,43 +104,21 @@ def default_name(home: str) -> str:
     return f"{socket.gethostname()}:{os.path.realpath(home)}"
 
 
-class Lake(Protocol):
-    """Where the files are. Errors of all calls: RelayError, OSError."""
-
-    url: str
-
-    def read(self, path: str) -> bytes | None:
-        """Read a file; None without it."""
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write a file whole, or not at all."""
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """List the files below a folder, with their bytes."""
-
-    def fetch(self, path: str, folder: str) -> str:
-        """Return where Spark reads a whole file: of an object store, a copy in ``folder``."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file, if it exists."""
-
-    def locked(self, home: str) -> contextlib.AbstractContextManager[object]:
-        """Be the one that writes a home's files."""
-
-
 class FolderLake:
-    """A lake in a folder, readable by its owner alone."""
+    """A lake in a folder, readable by its owner alone. Errors of all calls: RelayError, OSError."""
 
     def __init__(self, url: str) -> None:
         self.url = os.path.abspath(url)
 
     def read(self, path: str) -> bytes | None:
+        """Read a file; None without it."""
         with contextlib.suppress(FileNotFoundError):
             with open(os.path.join(self.url, path), "rb") as file:
                 return file.read()
         return None
 
     def write(self, path: str, data: bytes) -> None:
+        """Write a file whole, or not at all."""
         target = os.path.join(self.url, path)
         try:
             _make_folder(os.path.dirname(target))
@@ -151,6 +128,7 @@ class FolderLake:
             raise kind(f"{target} cannot be written: {exc.strerror or exc}") from exc
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """List the files below a folder, with their bytes."""
         root = os.path.join(self.url, folder)
         with contextlib.suppress(FileNotFoundError):
             with os.scandir(root) as entries:
@@ -158,16 +136,19 @@ class FolderLake:
         return {}
 
     def fetch(self, path: str, folder: str) -> str:
+        """Return where Spark reads a whole file: of an object store, a copy in ``folder``."""
         read_file(self, path)  # it is whole
         return f"{self.url}/{path}"
 
     def remove(self, path: str) -> None:
+        """Remove a file, if it exists."""
         fsio.fault("unlink", path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.url, path))
 
     @contextlib.contextmanager
     def locked(self, home: str) -> Iterator[None]:
+        """Be the one that writes a home's files."""
         folder = os.path.join(self.url, HOMES)
         try:
             os.makedirs(self.url, mode=fsio.DIR_MODE, exist_ok=True)
@@ -194,7 +175,7 @@ def _make_folder(folder: str) -> None:
 
 
 class BucketLake:
-    """A lake in an object store. A home's files are written by its own machine alone: no lock."""
+    """The same in an object store. A home's files are written by its own machine alone: no lock."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -230,6 +211,9 @@ class BucketLake:
 
     def locked(self, home: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+
+Lake = FolderLake | BucketLake
 
 
 def open_lake(url: str) -> Lake:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pyarrow as pa
+from pyarrow.dataset import Dataset, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
@@ -128,6 +129,14 @@ class Inputs:
         if self._previous_tables is None:
             return self.spark.createDataFrame([], in_spark(columns))
         return read_parquet(self.spark, columns, os.path.join(self._previous_tables, table))
+
+    def written(self, table: str) -> Dataset:
+        """A table that a job of this run has written, without Spark."""
+        return dataset(os.path.join(self.results, table), format="parquet")
+
+    def result(self, table: str, columns: pa.Schema) -> DataFrame:
+        """The same as a frame."""
+        return read_parquet(self.spark, columns, os.path.join(self.results, table))
 
     def table(self, name: str) -> DataFrame:
         """Read a table of the lake; paths as in the home.

@@ -19,7 +19,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 
 import pyarrow as pa
@@ -35,7 +34,7 @@ from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header
 from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
-from relay.audit.lake_tables import SOURCES, Inputs, conform, read_parquet
+from relay.audit.lake_tables import SOURCES, Inputs, conform
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
@@ -47,6 +46,7 @@ OWN = "own"  # on the command line: all of them
 FOLDER = "audit.d"
 SUFFIX = ".sql"
 MOST_BYTES = 1 << 20  # of a file
+_NS_PER_US = 1000
 RESULT = "result_"  # before the name of a job's table
 
 ROW = pa.schema(
@@ -143,7 +143,6 @@ def _job(name: str, path: str, problem: str) -> AuditJob:
         counts,
         made,
         findings=found,
-        found_in=frozenset([name]),
         source=path,
         reads_kept=_KEPT.search(_COMMENT.sub("", sql)) is not None,
     )
@@ -279,10 +278,9 @@ def _below(frame: DataFrame, column: str, *folders: str) -> DataFrame:
 
 
 def _result(job: str, table: str, schema: pa.Schema, inputs: Inputs, code: str) -> DataFrame:
-    path = os.path.join(inputs.results, table)
-    if not os.path.isdir(path):
+    if not os.path.isdir(os.path.join(inputs.results, table)):
         raise RelayError(f"{RESULT}{table} needs the job {job} in the same run, without an error")
-    return read_parquet(inputs.spark, schema, path)
+    return inputs.result(table, schema)
 
 
 _STORED = ("deliveries", "channels", "subscriptions")
@@ -302,11 +300,15 @@ VIEWS: Mapping[str, View] = {
 }
 
 
-def _findings(name: str, severity: str, tables: Tables, observed_at: datetime) -> DataFrame:
-    rows = tables[name].select(
+def _findings(name: str, severity: str, inputs: Inputs) -> DataFrame | None:
+    if not inputs.written(name).count_rows():
+        return None
+    rows = inputs.result(name, ROW).select(
         F.lit(name).alias("check"),
         F.lit(severity).alias("severity"),
         "*",
-        F.lit(observed_at).alias("observed_at"),
+        F.timestamp_micros(F.lit(inputs.snapshot.ledger.taken_ns // _NS_PER_US)).alias(
+            "observed_at"
+        ),
     )
     return conform(rows, result_columns.FINDING)

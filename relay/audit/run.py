@@ -11,9 +11,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -26,10 +25,10 @@ from pyspark.sql import SparkSession
 from relay.audit import cluster, jobs, own_checks, unused
 from relay.audit.extract import extracted
 from relay.audit.jobs import JOBS, AuditJob
-from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, Written, count_by, first_rows
+from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, count_by, first_rows
 from relay.audit.jobs.sql_files import ERROR, WARNING
 from relay.audit.lake import Lake, LakeManifest
-from relay.audit.lake_tables import Inputs, read_parquet
+from relay.audit.lake_tables import Inputs
 from relay.audit.output import OutFolder, out_folder
 from relay.audit.result_columns import FINDING
 from relay.audit.session import (
@@ -45,7 +44,7 @@ from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnaps
 from relay.audit.spark_errors import OUT_OF_MEMORY
 from relay.audit.summary import Examples, JobReport, Report, to_json
 from relay.audit.temp_folders import private_folder
-from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.clock import Clock, iso_time
 from relay.base.errors import FormatError, RelayError
 
 __all__ = ["Examples", "JobReport", "Report", "RunRequest", "run_audit", "to_json"]
@@ -362,16 +361,13 @@ def _compute(job: AuditJob, inputs: Inputs, out: str) -> None:
     assert job.make is not None
     for name, frame in job.make(inputs).items():
         frame.write.mode("overwrite").parquet(os.path.join(out, name))
-    if job.findings is not None and job.may_find(_written(out, job.found_in)):
-        tables = {
-            name: read_parquet(inputs.spark, job.tables[name], os.path.join(out, name))
-            for name in sorted(job.found_in)
-        }
-        observed_at = datetime.fromtimestamp(inputs.snapshot.ledger.taken_ns / NS_PER_S, UTC)
-        found = job.findings(tables, observed_at)
-        found.write.mode("overwrite").parquet(os.path.join(out, _findings_of(job)))
-    elif job.findings is not None:
-        _write(os.path.join(out, _findings_of(job)), FINDING.empty_table())
+    if job.findings is None:
+        return
+    found, path = job.findings(inputs), os.path.join(out, _findings_of(job))
+    if found is None:
+        _write(path, FINDING.empty_table())
+    else:
+        found.write.mode("overwrite").parquet(path)
 
 
 def _write_plain(job: AuditJob, make: Callable[[], Plain], out: str) -> None:
@@ -391,14 +387,10 @@ def _write(path: str, table: pa.Table) -> None:
     parquet.write_table(table, file, use_deprecated_int96_timestamps=True)
 
 
-def _written(out: str, names: Iterable[str]) -> Written:
-    return {name: dataset(os.path.join(out, name), format="parquet") for name in names}
-
-
 def _count(job: AuditJob, out: str, examples: Examples, report: JobReport) -> None:
     tables = list(job.tables)
     report.tables = tables
-    written = _written(out, tables)
+    written = {name: dataset(os.path.join(out, name), format="parquet") for name in tables}
     report.counts = job.counts(written)
     if job.shown is not None:
         examples.rows = job.shown(written)

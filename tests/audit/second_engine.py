@@ -91,8 +91,9 @@ class SecondEngine:
         """Make the tables and the findings of a job; ``before``: an earlier run."""
         parts = sql_files.statements(job)
         for name, schema in result_columns.TABLES[job].items():
-            rows = before.tables[name] if before is not None else []
-            self._add(f"{name}{BEFORE}", arrow_table([tuple(row.values()) for row in rows], schema))
+            earlier = before.tables[name] if before is not None else []
+            former = arrow_table([tuple(row.values()) for row in earlier], schema)
+            self._add(f"{name}{BEFORE}", former)
         for statement in parts:
             if statement.kind != FINDINGS:
                 self._make(job, statement)
@@ -100,9 +101,12 @@ class SecondEngine:
             name: self._table(name, schema) for name, schema in result_columns.TABLES[job].items()
         }
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
-        found = [row for one in parts if one.kind == FINDINGS for row in self._found(job, one)]
         written = {name: dataset(table) for name, table in made.items()}
-        assert not found or may_find(job, written)
+        found: Rows = []
+        for statement in (one for one in parts if one.kind == FINDINGS):
+            rows = list(self._found(job, statement))
+            assert not rows or may_find(job, statement, written)
+            found += rows
         shown = JOBS[job].shown
         return Said(tables, found, JOBS[job].counts(written), shown(written) if shown else [])
 

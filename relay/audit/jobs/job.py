@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -30,11 +29,6 @@ ASCENDING, DESCENDING = "ascending", "descending"
 DAY_S = 86_400
 
 
-def any_rows(tables: Written) -> bool:
-    """True when a table has a row."""
-    return any(table.count_rows() for table in tables.values())
-
-
 @dataclass(frozen=True)
 class AuditJob:
     """One audit. Its first table has its name; others begin with it, as ``latency_slowest``."""
@@ -45,9 +39,8 @@ class AuditJob:
     counts: Callable[[Written], dict[str, int]]
     make: Callable[[Inputs], Tables] | None = None  # None: it is plain
     plain: Callable[[HomeSnapshot], Plain] | None = None
-    findings: Callable[[Tables, datetime], DataFrame] | None = None  # -> FINDING of result_columns
-    found_in: frozenset[str] = frozenset()  # the tables that these are read from
-    may_find: Callable[[Written], bool] = any_rows  # False: without looking, nothing is found
+    # From its tables as written, with the columns FINDING; None: there are none.
+    findings: Callable[[Inputs], DataFrame | None] | None = None
     shown: Callable[[Written], Rows] | None = None  # the rows to print
     source: str = ""  # the file of an own check
     reads_kept: bool = False  # it reads store or journal, where rows may be missing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 import pyarrow as pa
@@ -47,12 +47,14 @@ from relay.audit.lake_tables import Inputs, in_spark
 SHOWN = 20  # rows that are printed
 INBOX = "inbox"  # the stage of a delivery that the relay answers for
 SOUND = ("sound", "warned", "unreferenced")  # classes of files
+PAIR = ("sender", "recipient")
+EVERY, INVERTED = pc.scalar(True), pc.field("inversions") > 0
+THREAD = ("thread", "messages", "participants", "turns", "duration_s")
 FINE = ("present", "away")  # classes of agents
 _NAMED = ("message_id", "agent", "route", "path")  # what every finding has besides
 _CLASS = "class"  # which one, where a statement finds several
 _OF_CLASS = re.compile(r"FROM (\w+) WHERE (?:\w+ AND )?class (?:= |IN \()('[^)]*?')(?:\)| |\n|$)")
 _WORD = re.compile(r"\w+")
-_US_PER_S = 1_000_000
 
 
 # -- running a file -----------------------------------------------------------------------------
@@ -100,76 +102,49 @@ def _cast(sql: str, columns: pa.Schema) -> str:
     return f"SELECT {', '.join(cast)} FROM (\n{sql}\n)"
 
 
-def found_in(job: str) -> frozenset[str]:
-    """The tables that a job's findings are read from."""
-    read = {
-        name
-        for statement in statements(job)
-        if statement.kind == FINDINGS
-        for name in statement.reads
-    }
-    return frozenset(read & result_columns.TABLES[job].keys())
-
-
-def may_find(job: str, tables: Written) -> bool:
+def may_find(job: str, statement: Statement, written: Written) -> bool:
     """False when no row can be a finding: to plan what finds nothing takes as long as the rest.
 
-    None of the tables has a row, or none of a class that the statements of findings name.
+    None of the tables has a row, or none of a class that the statement names.
     """
-    for statement in (statement for statement in statements(job) if statement.kind == FINDINGS):
-        read = statement.reads.keys() & tables.keys()
-        is_of_class = _OF_CLASS.search(statement.sql) if len(read) == 1 else None
-        if SEVERITIES in statement.sql:
-            table, names = job, set(severities(job))
-        elif is_of_class and " OR " not in statement.sql:
-            table, names = is_of_class[1], set(_WORD.findall(is_of_class[2]))
-        else:
-            if any(tables[name].count_rows() for name in read):
-                return True
-            continue
-        if names & count_by(tables[table]).keys():
-            return True
-    return False
+    read = statement.reads.keys() & written.keys()
+    is_of_class = _OF_CLASS.search(statement.sql) if len(read) == 1 else None
+    if SEVERITIES in statement.sql:
+        table, names = job, set(severities(job))
+    elif is_of_class and " OR " not in statement.sql:
+        table, names = is_of_class[1], set(_WORD.findall(is_of_class[2]))
+    else:
+        return any(written[name].count_rows() for name in read)
+    return bool(names & count_by(written[table]).keys())
 
 
-def findings(job: str) -> Callable[[Tables, datetime], DataFrame]:
-    """Return the function that makes the findings of a job from its tables."""
-
-    def make(tables: Tables, observed_at: datetime) -> DataFrame:
-        spark = next(iter(tables.values())).sparkSession
-        found = []
-        try:
-            for name, frame in tables.items():
-                frame.createOrReplaceTempView(name)
-            for statement in (one for one in statements(job) if one.kind == FINDINGS):
-                sql = with_values(job, statement.sql, {})
-                columns = spark.sql(sql).columns
-                found.append(_as_findings(job, statement.name, sql, columns, observed_at))
-            return spark.sql(_cast(" UNION ALL ".join(found), result_columns.FINDING))
-        finally:
-            for name in tables:
-                spark.catalog.dropTempView(name)
-
-    return make
+def _findings(job: str, inputs: Inputs) -> DataFrame | None:
+    """The findings of a job, from its tables as they were written; None where there are none."""
+    tables = result_columns.TABLES[job]
+    written = {name: inputs.written(name) for name in tables}
+    some = [one for one in statements(job) if one.kind == FINDINGS and may_find(job, one, written)]
+    for name in tables.keys() & {name for one in some for name in one.reads}:
+        inputs.result(name, tables[name]).createOrReplaceTempView(name)
+    found = " UNION ALL ".join(_as_findings(job, one, inputs) for one in some)
+    return inputs.spark.sql(_cast(found, result_columns.FINDING)) if some else None
 
 
-def _as_findings(
-    job: str, name: str, sql: str, columns: Sequence[str], observed_at: datetime
-) -> str:
+def _as_findings(job: str, statement: Statement, inputs: Inputs) -> str:
     """Select a finding of each row; columns that have no place are its detail."""
-    several = name == _CLASS
-    check = f"`{_CLASS}`" if several else f"'{name}'"
-    known = with_values(job, f"CASE {check} :{SEVERITIES} END", {})
+    sql = with_values(job, statement.sql, {})
+    columns = inputs.spark.sql(sql).columns
+    several = statement.name == _CLASS
+    check = f"`{_CLASS}`" if several else f"'{statement.name}'"
     skipped = (*_NAMED, *([_CLASS] if several else []))
     facts = ", ".join(f"'{x}', CAST(`{x}` AS STRING)" for x in columns if x not in skipped)
-    observed_us = int(observed_at.timestamp() * _US_PER_S)
     named = ", ".join(f"{x if x in columns else 'NULL'} AS {x}" for x in _NAMED)
     # A class that the header lacks is a newer relay's.
-    return f"""SELECT '{job}.' || {check} AS check, coalesce({known}, '{WARNING}') AS severity,
-        {named}, timestamp_micros({observed_us}) AS observed_at,
+    select = f"""SELECT '{job}.' || {check} AS check,
+        coalesce(CASE {check} :{SEVERITIES} END, '{WARNING}') AS severity,
+        {named}, timestamp_micros(:snapshot_us) AS observed_at,
         map_filter(CAST(map({facts}) AS map<string,string>), (name, value) -> value IS NOT NULL)
-        AS detail
-        FROM (\n{sql}\n)"""
+        AS detail"""
+    return f"{with_values(job, select, times(inputs.snapshot))} FROM (\n{sql}\n)"
 
 
 # -- counts, and rows to print ------------------------------------------------------------------
@@ -208,23 +183,11 @@ def _acks(tables: Written) -> dict[str, int]:
     return totals | {name: owed.count_rows(filter=pc.field("class") == name) for name in others}
 
 
-def _acks_shown(tables: Written) -> Rows:
-    """Choose the pairs that owe most, then the slowest."""
-    order = {"owed": DESCENDING, "p99_ms": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
-    return first_rows(tables["acks"], order, limit=SHOWN)
-
-
 def _ordering(tables: Written) -> dict[str, int]:
     """Count pairs, deliveries, inversions, and clocks by class."""
     pairs = tables["ordering"]
     totals = sums(pairs, "deliveries", "inversions", "created_inversions")
     return {"pairs": pairs.count_rows(), **totals, **count_by(tables["ordering_clock"])}
-
-
-def _ordering_shown(tables: Written) -> Rows:
-    """Choose the pairs with the most inversions."""
-    order = {"inversions": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
-    return first_rows(tables["ordering"].filter(pc.field("inversions") > 0), order, limit=SHOWN)
 
 
 def _latency(tables: Written) -> dict[str, int]:
@@ -246,23 +209,10 @@ def _traffic(tables: Written) -> dict[str, int]:
     return {"pairs": tables["traffic"].count_rows(), **sums(tables["traffic"], "messages", "bytes")}
 
 
-def _traffic_shown(tables: Written) -> Rows:
-    """Choose the pairs, the busiest first."""
-    order = {"messages": DESCENDING, "sender": ASCENDING, "recipient": ASCENDING}
-    return first_rows(tables["traffic"], order, limit=SHOWN)
-
-
 def _threads(tables: Written) -> dict[str, int]:
     """Count threads, their messages, and queries of each class."""
     threads = {"threads": tables["threads"].count_rows(), **sums(tables["threads"], "messages")}
     return {**threads, **count_by(tables["threads_queries"])}
-
-
-def _threads_shown(tables: Written) -> Rows:
-    """Choose the longest threads."""
-    columns = ("thread", "messages", "participants", "turns", "duration_s")
-    order = {"messages": DESCENDING, "thread": ASCENDING}
-    return first_rows(tables["threads"], order, columns, SHOWN)
 
 
 def _agents(tables: Written) -> dict[str, int]:
@@ -308,6 +258,18 @@ def _integrity(tables: Written) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def _largest(
+    table: str,
+    *by: str,
+    among: tuple[str, ...] = PAIR,
+    columns: tuple[str, ...] = (),
+    where: pc.Expression = EVERY,
+) -> Callable[[Written], Rows]:
+    """Choose the rows with the largest values of the columns ``by``, then in order of ``among``."""
+    order = {**dict.fromkeys(by, DESCENDING), **dict.fromkeys(among, ASCENDING)}
+    return lambda tables: first_rows(tables[table].filter(where), order, columns, SHOWN)
+
+
 def _job(
     name: str,
     counts: Callable[[Written], dict[str, int]] | None = None,
@@ -321,9 +283,7 @@ def _job(
         tables=result_columns.TABLES[name],
         make=partial(make, name),
         counts=counts or (lambda tables: count_by(tables[name])),
-        findings=findings(name) if header.checks else None,
-        found_in=found_in(name),
-        may_find=partial(may_find, name),
+        findings=partial(_findings, name) if header.checks else None,
         shown=shown,
         reads_kept=reads_kept(name),
     )
@@ -334,11 +294,11 @@ SQL_JOBS = (
     _job("reconcile", _reconcile),
     _job("duplicates"),
     _job("dead_letters", shown=_dead_letters_shown),
-    _job("acks", _acks, _acks_shown),
-    _job("ordering", _ordering, _ordering_shown),
+    _job("acks", _acks, _largest("acks", "owed", "p99_ms")),
+    _job("ordering", _ordering, _largest("ordering", "inversions", where=INVERTED)),
     _job("latency", _latency, _latency_shown),
-    _job("traffic", _traffic, _traffic_shown),
-    _job("threads", _threads, _threads_shown),
+    _job("traffic", _traffic, _largest("traffic", "messages")),
+    _job("threads", _threads, _largest("threads", "messages", among=("thread",), columns=THREAD)),
     _job("agents", _agents, _agents_shown),
     _job("security", _security, _security_shown),
     _job("integrity", _integrity),
