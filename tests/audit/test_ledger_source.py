@@ -30,7 +30,7 @@ from relay.ledger.schema import schema_sql
 from tests.audit import ledger_writer
 from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.fakes import FakeClock
-from tests.procs import home_of
+from tests.procs import environment, home_of
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_ledger_that_is_written_to_is_read_at_one_instant(
     writer = subprocess.Popen(
         [sys.executable, ledger_writer.__file__, path],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env=environment(),
     )
     try:
         assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"

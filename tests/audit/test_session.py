@@ -26,15 +26,12 @@ SHOWN = ("duplicates", "traffic")
 PATIENCE_S = 200  # of a JVM on a machine that has other things to do
 
 
-def relay_audit(
-    *arguments: str, cwd: Path, **environ: str | None
-) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own; variables that are None are not set."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), **environ}
+def relay_audit(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "relay", "audit", *arguments],
         cwd=cwd,
-        env={name: value for name, value in environment.items() if value is not None},
+        env=environment(**environ),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -123,7 +123,7 @@ def test_an_answer_that_makes_no_sense_is_looked_up_there_too() -> None:
     assert isinstance(told, spark_errors.SparkInternalError)
 
 
-def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str | None) -> str:
+def failing(home: HomeBuilder, cwd: Path, *arguments: str, **environ: str) -> str:
     """The one line of a run that cannot start; it prints no result, and leaves no OUT."""
     out = cwd / "out"
     home.sent("1-a")  # no home without messages starts Spark
