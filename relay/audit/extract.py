@@ -52,7 +52,7 @@ from relay.audit.sources.home_files import FileUnit, VerifiedFile
 from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.journal_rows import read_part
 from relay.audit.temp_folders import temporary_folder
-from relay.base.clock import Clock
+from relay.base.clock import NS_PER_US, Clock
 from relay.base.config import read_file
 from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
@@ -69,7 +69,6 @@ AGAIN = 8  # extracts that read everything once
 AGAIN_NS = DAY_NS  # who extracts each hour has all read once a day at most
 # Kinds whose faults lose rows.
 _VERIFIED = ("store", "archive", "journal", "segment", "object", "pack", UNREAD)
-_US_PER_NS = 1000
 
 
 class PartTask(NamedTuple):
@@ -300,7 +299,7 @@ def read_task(task: PartTask) -> LakePart:
 
 
 def _verdicts(rows: Sequence[VerifiedFile], at_ns: int) -> pa.RecordBatch:
-    return batch_of([(*row, at_ns // _US_PER_NS) for row in rows], lake_columns.FILES)
+    return batch_of([(*row, at_ns // NS_PER_US) for row in rows], lake_columns.FILES)
 
 
 # -- reading one ------------------------------------------------------------------------
@@ -433,11 +432,11 @@ def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePar
     kept_from = state.get("audit_kept_from", "")
     home = {
         "name": name,
-        "snapshot_at": snapshot.ledger.taken_ns // _US_PER_NS,
-        "observed_until": snapshot.observed_until_ns // _US_PER_NS,
+        "snapshot_at": snapshot.ledger.taken_ns // NS_PER_US,
+        "observed_until": snapshot.observed_until_ns // NS_PER_US,
         "follows": ledger_rows.journal_position(state),
         "journal_end": max(snapshot.journal.until.values(), default=None),
-        "audit_kept_from": int(kept_from) // _US_PER_NS if kept_from.isdecimal() else None,
+        "audit_kept_from": int(kept_from) // NS_PER_US if kept_from.isdecimal() else None,
         "ack_timeout_s": config.delivery.ack_timeout_s,
         "archive_days": retention.archive_days,
         "archive_mib": retention.archive_mib,

@@ -38,6 +38,7 @@ from relay.audit.lake_tables import SOURCES, Inputs, conform
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
 from relay.base import fsio
+from relay.base.clock import NS_PER_US
 from relay.base.discovery import Found
 from relay.base.errors import InvalidName, RelayError, UnsafePath
 from relay.base.text import did_you_mean
@@ -46,7 +47,6 @@ OWN = "own"  # on the command line: all of them
 FOLDER = "audit.d"
 SUFFIX = ".sql"
 MOST_BYTES = 1 << 20  # of a file
-_NS_PER_US = 1000
 RESULT = "result_"  # before the name of a job's table
 
 ROW = pa.schema(
@@ -307,7 +307,7 @@ def _findings(name: str, severity: str, inputs: Inputs) -> DataFrame | None:
         F.lit(name).alias("check"),
         F.lit(severity).alias("severity"),
         "*",
-        F.timestamp_micros(F.lit(inputs.snapshot.ledger.taken_ns // _NS_PER_US)).alias(
+        F.timestamp_micros(F.lit(inputs.snapshot.ledger.taken_ns // NS_PER_US)).alias(
             "observed_at"
         ),
     )

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
 LATEST_NS, LATEST_YEAR = 2**63 - 1, 2262  # more does not fit into a column
 
 MOST_MS = (10**18 - 1) * 1000  # 18 digits of seconds

@@ -11,8 +11,9 @@ import socket
 import threading
 from collections.abc import Callable, MutableMapping
 
+from relay.base.clock import NS_PER_US
+
 US_PER_S = 1_000_000
-NS_PER_US = 1_000
 
 
 class SystemdNotifier:

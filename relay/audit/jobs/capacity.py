@@ -41,7 +41,7 @@ from relay.audit.jobs.job import (
 from relay.audit.jobs.sql_files import job_header, severities
 from relay.audit.result_columns import arrow_table
 from relay.audit.snapshot import HomeSnapshot
-from relay.base.clock import NS_PER_S
+from relay.base.clock import NS_PER_S, NS_PER_US
 from relay.ledger.file import connect_readonly
 
 NAME = "capacity"
@@ -55,7 +55,6 @@ _SENT = (
     " WHERE discovered_at >= 0 GROUP BY day"
 )
 _EPOCH = date(1970, 1, 1)
-_NS_PER_US = 1000
 
 
 class Sent(NamedTuple):
@@ -101,7 +100,7 @@ def tables(snapshot: HomeSnapshot, sizes: HomeUsage) -> Plain:
     """Make the tables of a home that has these sizes."""
     found = rows(snapshot.ledger.path, sizes)
     (known,) = found[FORECAST]
-    at_us = snapshot.ledger.taken_ns // _NS_PER_US
+    at_us = snapshot.ledger.taken_ns // NS_PER_US
     said = findings(dict(zip(result_columns.CAPACITY_FORECAST.names, known, strict=True)), at_us)
     made = {name: arrow_table(found[name], schema) for name, schema in JOB.tables.items()}
     return {**made, FINDINGS: arrow_table(said, result_columns.FINDING)}

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from relay.audit.lake_columns import TABLES
 from relay.audit.snapshot import HomeSnapshot
+from relay.base.clock import NS_PER_US
 
 ERROR, WARNING = "error", "warning"
 SEVERITY, ADVICE = "severity", "advice"  # keys of an own check
@@ -48,7 +49,6 @@ _FROM = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
 _COMMENT = re.compile(r"--.*")
 _PART = re.compile(r"^-- (view|table|findings): (\w+)$", re.MULTILINE)
 _COLON = re.compile(r":([a-z_]+)")
-_NS_PER_US = 1000
 
 
 class HeaderKey(NamedTuple):
@@ -162,10 +162,10 @@ def reads_kept(job: str) -> bool:
 def times(snapshot: HomeSnapshot) -> dict[str, int]:
     """The times of a run that statements name: Unix microseconds, and one duration."""
     return {
-        "grace_us": snapshot.grace_ns // _NS_PER_US,
-        "observed_until_us": snapshot.observed_until_ns // _NS_PER_US,
-        "recent_since_us": (snapshot.observed_until_ns - snapshot.recent_ns) // _NS_PER_US,
-        "snapshot_us": snapshot.ledger.taken_ns // _NS_PER_US,
+        "grace_us": snapshot.grace_ns // NS_PER_US,
+        "observed_until_us": snapshot.observed_until_ns // NS_PER_US,
+        "recent_since_us": (snapshot.observed_until_ns - snapshot.recent_ns) // NS_PER_US,
+        "snapshot_us": snapshot.ledger.taken_ns // NS_PER_US,
     }
 
 
