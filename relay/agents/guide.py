@@ -32,8 +32,9 @@ Run these commands in a shell. ID is the id of a message; the 8 digits that list
 {commands}
 
 `send` and `reply` print the id of the message, and on stderr what became of it. Exit code 6: it
-was refused, and the line says why. Exit code 5: no relay is running; the message waits in your
-outbox and is sent later, so do not send it again. Answers arrive in your inbox, with `re ID`.
+was refused, and the line says why. Exit code 5 with an id: no relay is running; the message waits
+in your outbox and is sent later, so do not send it again. Without an id nothing was sent. Answers
+arrive in your inbox, with `re ID`.
 """
 _VERBS = (
     ("inbox{as}", "list the messages in your inbox"),

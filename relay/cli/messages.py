@@ -135,8 +135,8 @@ def send(
     """Send a message.
 
     BODY is the text, or - for standard input. Prints the message id on stdout, and on stderr what
-    became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: it waits in
-    the outbox, as no relay is running, or the relay has not picked it up.
+    became of it, for which it waits up to 2 s. Exit code 6: the relay refused it; 5: with an id, it
+    waits in the outbox, as no relay is running, or has not picked it up; without, nothing is sent.
 
     --wait taken sends nothing without a running relay, exit code 5, and fails after the time with
     exit code 4: the message waits in the outbox. With delivered, read or done, exits as `relay
