@@ -127,7 +127,7 @@ def register(home: Home, agent: str, now_ns: int) -> None:
     """
     import json  # a tenth of the SDK's import time
 
-    with home.dirs() as dirs:
+    with home.changing_meta(agent), home.dirs() as dirs:
         folder = dirs.get("agents", agent)
         data = home.read_meta(agent)
         try:
@@ -149,7 +149,8 @@ def unregister(home: Home, agent: str) -> None:
     """
     import json
 
-    with contextlib.suppress(OSError, RelayError, ValueError), home.dirs() as dirs:
+    suppressed = contextlib.suppress(OSError, RelayError, ValueError)
+    with suppressed, home.changing_meta(agent), home.dirs() as dirs:
         folder = dirs.get("agents", agent)
         meta = json.loads(home.read_meta(agent) or b"{}")
         mine = {"pid": os.getpid(), "pid_start_ticks": start_ticks()}

@@ -51,6 +51,7 @@ LOG = "logs/relay.log"
 LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # only a running relay writes these
 TROUBLE_CHARACTERS = 500
 META = "meta.json"
+META_LOCK_S = 1.0  # it is held for the time of a small file's write
 KEY = "key"
 PENDING = ".pending"
 REJECTED = "rejected"  # folder of refused files below an agent's day in the archive
@@ -234,6 +235,23 @@ class Home:
                 return fsio.read_regular(META, dirs.get("agents", name), 1 << 16, shared=True)[0]
             except (FileNotFoundError, UnsafePath):
                 return None
+
+    @contextlib.contextmanager
+    def changing_meta(self, name: str) -> Iterator[None]:
+        """Hold the lock for a change of an agent's meta.json: that of its directory.
+
+        A holder that is stopped by a signal is waited for META_LOCK_S at most. Errors: OSError.
+        """
+        until = time.monotonic() + META_LOCK_S
+        with self.dirs() as dirs:  # which closes it, and so gives the lock back
+            folder = dirs.get("agents", name)
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.002)
+            yield
 
     def secure(self) -> list[str]:
         """Narrow the modes of the home and its top level; returns the names that were too wide.

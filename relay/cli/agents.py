@@ -189,9 +189,10 @@ def register(
         alike = [other for other in every if other != name and other.lower() == name.lower()]
         opened.make_agent(name)
         if role is not None:
-            meta = read_agent_meta(opened, name)
             path = opened.path("agents", name, META)
-            fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
+            with opened.changing_meta(name):
+                meta = read_agent_meta(opened, name)
+                fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = role_in(opened.read_meta(name))
         revive(opened, name)
     leads = [other for other in every if other.lower() == LEAD and other != name]

@@ -50,13 +50,14 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
         opened.make_agent(name)
-        meta = read_agent_meta(opened, name)
         path = opened.path("agents", name, KEY)
         private = load_key(path) if os.path.lexists(path) else create_key(path)
         public = public_key(private).hex()
-        if meta.get("public_key") != public:
-            data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
-            fsio.write_atomic(opened.path("agents", name, META), data)
+        with opened.changing_meta(name):
+            meta = read_agent_meta(opened, name)
+            if meta.get("public_key") != public:
+                data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
+                fsio.write_atomic(opened.path("agents", name, META), data)
     say(public, {"name": name, "public_key": public}, as_json)
 
 

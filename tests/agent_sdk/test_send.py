@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agent_sdk import Agent, MessageError
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.errors import HomeMissing, InvalidName, LedgerError, NotFound, RelayError
+from relay.base.home import Home
 from relay.base.message import parse
 from relay.base.names import sha256_hex
 from relay.base.process_info import started_at
@@ -300,6 +302,22 @@ def test_a_closed_agent_says_so(relay: HandRelay) -> None:
     ):
         with pytest.raises(RelayError, match=r"^this Agent is closed$"):
             call()
+
+
+def test_a_program_that_begins_loses_no_change_of_meta_json(alice: Agent) -> None:
+    """As of `relay key make`, which prints the key that it has written."""
+    meta = Path(alice.home, "agents/bob/meta.json")
+    with Home(alice.home) as home:
+        home.make_agent("bob")
+        with home.changing_meta("bob"):
+            begins = threading.Thread(target=lambda: agents.append(Agent("bob", alice.home)))
+            agents: list[Agent] = []
+            begins.start()
+            begins.join(0.2)
+            meta.write_text('{"public_key": "k"}')
+        begins.join()
+    with agents[0]:
+        assert json.loads(meta.read_text()).keys() >= {"public_key", "pid"}
 
 
 def test_an_uncaught_error_shows_its_remedy(tmp_path: Path) -> None:
