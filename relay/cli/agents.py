@@ -131,7 +131,8 @@ def _show_page(facts: dict[str, Any], listed: ListedAgent, now_ns: int) -> None:
         echo(
             "process", process["state"], pid, process["cli"], plural(process["restarts"], "restart")
         )
-        echo("", process["last_error"], name_home(f"`relay logs {facts['name']}` shows its output"))
+        output = name_home(f"`relay logs {facts['name']}` shows its output")
+        echo("", process["last_error"], output if process["started_at"] else None)
     elif facts["pid"]:
         echo("process", f"pid {facts['pid']}")
     echo("mailbox", facts["mailbox"])

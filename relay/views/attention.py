@@ -57,7 +57,8 @@ FROM {UNREAD} JOIN deliveries AS d USING (message_id, recipient)
 JOIN messages AS m USING (message_id)
 WHERE d.recipient = ? AND d.obligation IS NULL"""
 _ENDED = """
-SELECT name, state, changed_at, last_error FROM processes WHERE state IN ('failed', 'stuck')
+SELECT name, state, changed_at, last_error FROM processes
+WHERE state IN ('failed', 'stuck') AND started_at IS NOT NULL  -- who asked for another was told
 ORDER BY changed_at DESC LIMIT ?"""
 _DEAD = """
 SELECT d.message_id, d.recipient, m.agent_name, d.last_error,

@@ -231,6 +231,7 @@ def test_many_are_not_told_without_a_word(home: Path) -> None:
     assert done.returncode == 2
     number = len(rows_of("agents", home=home)) - 1
     assert f"'*' is {number} agents, and wakes 0 of them; with --yes it is sent" in done.stderr
+    assert "--yes " in relay("send", "--help", home=home).stdout  # to which that points
     assert rows_of("list", home=home) == []
     assert relay("send", "--as", "agent0", "--yes", "*", "stand up", home=home).returncode == 0
 
@@ -264,8 +265,8 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
     with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # as the supervisor has it
         db.execute(
             "INSERT INTO processes (name, state, cli, cwd, restart, requested_by, request_id, "
-            "changed_at, last_error) VALUES ('worker', 'failed', 'x', '/', 'always', 'alice', "
-            "'1-a', 1700000000000000000, ?)",
+            "started_at, changed_at, last_error) VALUES ('worker', 'failed', 'x', '/', 'always', "
+            "'alice', '1-a', 1690000000000000000, 1700000000000000000, ?)",
             (why,),
         )
         db.commit()
@@ -273,6 +274,10 @@ def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
     said = (row["kind"], row["who"], row["what"], row["command"])
     logs = f"relay --home {home} logs worker"
     assert said == ("process", "worker", f"its process has failed: {why}", logs)
+    with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # a spawn that was refused
+        db.execute("UPDATE processes SET started_at = NULL")
+        db.commit()
+    assert waiting(home) == []
 
 
 def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
