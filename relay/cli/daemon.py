@@ -18,7 +18,7 @@ from relay.base import fsio, process_info
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
-from relay.base.home import LEDGER, LOCK, Home, lock_holder, running_trouble, unclean_stop
+from relay.base.home import LEDGER, LOCK, LOG, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence
 from relay.base.text import format_size
 from relay.cli.common import (
@@ -45,6 +45,7 @@ START_TIMEOUT_S = 60
 POLL_S = 0.02
 MAX_NAMED = 5
 AT_ONCE_NS = 5 * NS_PER_S  # from the start of the process to that of its session
+CRASH_LOG = "logs/relay.err"
 MAX_CRASH_LOG_BYTES = 1 << 20  # a few hundred tracebacks
 STATUS_FIELDS = (
     *("healthy", "ready", "reasons", "paused", "config_error", "snapshot_age_s", "disk"),
@@ -148,15 +149,24 @@ def _start(root: str) -> int:
         return process.pid
     code, _, rest = reply.partition("\n")
     message, _, hint = rest.partition("\n")
-    error = StartFailed(message or "the relay exited before it was ready", hint=hint.strip())
+    if not message:
+        message, hint = "the relay exited before it was ready", _where_to_look(root)
+    error = StartFailed(message, hint=hint.strip())
     error.exit_code = int(code) if code.isdigit() else error.exit_code
     raise error
 
 
+def _where_to_look(root: str) -> str:
+    """Name the file that was written last: an unexpected traceback is not in the log."""
+    names = [name for name in (CRASH_LOG, LOG) if os.path.exists(os.path.join(root, name))]
+    last = max(names, key=lambda name: os.stat(os.path.join(root, name)).st_mtime_ns, default=LOG)
+    return f"see {last} in the home"
+
+
 def _crash_log(root: str) -> int:
     """Open the file for unexpected tracebacks; one older file is kept."""
-    fsio.ensure_dir(os.path.join(root, "logs"))
-    path = os.path.join(root, "logs", "relay.err")
+    path = os.path.join(root, CRASH_LOG)
+    fsio.ensure_dir(os.path.dirname(path))
     if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
         fsio.rotate(path, 1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

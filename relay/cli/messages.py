@@ -114,7 +114,7 @@ Examples:
 @attach_option
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
-@click.option("--yes", is_flag=True, hidden=True, help="To all agents, however many.")
+@click.option("--yes", is_flag=True, help="To '*' without asking where it is many agents.")
 @wait_options()
 def send(
     ctx: click.Context,

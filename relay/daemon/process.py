@@ -198,9 +198,10 @@ class Daemon:
         """
         self._home.check_is_there()
         reason, hint = str(exc) or type(exc).__name__, remedy(exc)
-        self._set_trouble(reason)
+        text = f"{reason}; {hint}" if hint else reason
+        self._set_trouble(text)
         self._log(
-            f"Retrying in {pause_s} s: {reason}{f'; {hint}' if hint else ''}",
+            f"Retrying in {pause_s} s: {text}",
             action="begin_again",
             level="error",
             error=type(exc).__name__,

@@ -190,7 +190,8 @@ def _join(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     store.channels.join(channel.id, agent)
-    return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel"
+    closed = ", which is Closed" if channel.state is ChannelState.CLOSED else ""
+    return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel{closed}"
 
 
 def _leave(command: ControlCommand, store: Engine) -> str:

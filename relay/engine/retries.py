@@ -211,16 +211,15 @@ class Retries:
         its channel, its NOT-BEFORE or a disk, and in which no relay ran, is not counted.
         """
         attempts = delivery.attempt - delivery.spent
+        counted = plural(attempts, "attempt") + " since its replay" * (delivery.spent > 0)
         timeout_ms = self._deliveries.ack_timeout_ms(message)
         if attempts > self._state.channels[message.channel_id].config.max_retries:
-            return NO_ACK.format(
-                timeout_s=f"{timeout_ms / 1000:g}", attempts=plural(attempts, "attempt")
-            )
+            return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=counted)
         paused = range(1, min(attempts, MAX_WAIT_MS.bit_length()))  # later ones would be years
         pauses_ms = sum(self._pause_ms(message, made) for made in paused)
         age_s = (attempts * timeout_ms + pauses_ms) // 1000
         if attempts > 1 and age_s >= self._core.rules.dead_letter_after_s:
-            return TOO_OLD.format(age_s=age_s, attempts=plural(attempts, "attempt"))
+            return TOO_OLD.format(age_s=age_s, attempts=counted)
         return ""
 
     def _count_attempt(

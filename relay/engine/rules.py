@@ -286,7 +286,10 @@ def _check_channel(
     # what a paused or draining channel has delivered must still be answered, or it would die
     answers = channel.state is not ChannelState.CLOSED and message_type in ANSWERS
     if channel.state is not ChannelState.ACTIVE and not answers:
-        raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
+        remedy = f"`relay channel resume {channel.name}` ends that"
+        if channel.state is ChannelState.CLOSED:
+            remedy = "that is permanent"
+        raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}: {remedy}")
     if not is_participant:
         remedy = f"join it first: `relay channel join {channel.name}`, or the tool channel"
         raise NotParticipant(f"{sender} is not a participant of channel {channel.name}: {remedy}")

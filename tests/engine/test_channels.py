@@ -72,7 +72,7 @@ def test_nothing_new_is_taken_and_what_is_there_is_received(
     changed = store.set_channel_state(group.id, state)
     assert (changed.state, changed.modified_at) == (state, NOW_S + 5)
     error = refused(store, lambda: send(store, group, "a"), ChannelUnavailable)
-    assert str(error) == f"channel c is {state.label}"
+    assert str(error).startswith(f"channel c is {state.label}: ")
     assert [m.content for m in reopened(store, clock).receive_messages(1, "b")] == [b"before"]
     assert [m.content for m in store.receive_messages(1, "b")] == [b"before"]
     if state is not ChannelState.CLOSED:

@@ -162,7 +162,7 @@ def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
     scene.after(10.1)
     (letter,) = scene.store.dead_letters()
     assert letter.message.retry_count == 3
-    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts"
+    assert letter.last_error == "no acknowledgment within 10 s, 4 attempts since its replay"
 
 
 @pytest.mark.shows("engine 3.9")

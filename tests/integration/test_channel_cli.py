@@ -148,7 +148,8 @@ def test_pause_resume_drain_close(home: Path) -> None:
     done(home, "join", "team", "--agent", "carol")
     assert done(home, "pause", "team") == "channel team is Paused"
     told = _sent(home, "team", "answer")
-    assert (told.returncode, "channel team is Paused" in told.stderr) == (6, True)
+    assert "channel team is Paused: `relay " in told.stderr
+    assert (told.returncode, "channel resume team` ends that" in told.stderr) == (6, True)
     assert done(home, "drain", "team", "--as", "alice") == "channel team is Draining"
     assert done(home, "resume", "team") == "channel team is Active"
     assert _sent(home, "team", "answer=300ms").returncode == 4  # carol has it, and says nothing

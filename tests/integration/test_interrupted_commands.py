@@ -65,13 +65,24 @@ def test_an_interrupted_start_says_that_it_goes_on(home: Path) -> None:
     assert relay("down", home=home).returncode == 0
 
 
+def test_a_start_that_fails_at_once_names_the_file_that_says_why(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise ImportError('no such library')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = relay("up", home=home)
+    assert done.returncode == 1
+    assert "exited before it was ready; see logs/relay.err in the home" in done.stderr
+    assert "no such library" in (home / "logs" / "relay.err").read_text()
+
+
 def test_a_relay_that_does_not_serve(running: Relay, home: Path) -> None:
     """`status` and `up` say why, and exit with 5."""
     away = home.with_name("away")
     home.rename(away)
-    until(lambda: "not serving" in relay("status", home=away).stdout)
-    status = relay("status", home=away)
-    assert status.returncode == 5
+    remedy = "was moved away while the relay ran; move it back, or stop this relay"
+    until(lambda: remedy in relay("status", home=away).stdout)
+    assert relay("status", home=away).returncode == 5
     facts = status_of(away)
     assert (facts["healthy"], facts["ready"]) == (True, False)
     assert any("not serving, will retry: " in reason for reason in facts["reasons"])
