@@ -190,6 +190,7 @@ HASH = "sha256:" + "6ca9" * 16
         ("plan.txt/spec.bin", ["plan.txt", "spec.bin"]),
         (" Übersicht.pdf / ✂️.txt", ["Übersicht.pdf", "✂️.txt"]),
         ("a.tar.gz/a.tar.gz", ["a.tar.gz", "a.tar (2).gz"]),
+        ("log.txt/log.txt", ["log.txt", "log (2).txt"]),
         (".env/.env", [".env", ".env (2)"]),
         ("plan.txt", ["6ca96ca9", "6ca96ca9 (2)"]),  # two names were expected
         ("../../etc/passwd", ["6ca96ca9", "6ca96ca9 (2)"]),
