@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from relay.base.clock import duration_ms, later_time
+from relay.base.clock import LATEST_NS, duration_ms, later_time
 from relay.base.errors import BodyTooLarge, MessageError
 from relay.base.names import (
     AGENT_NAME,
@@ -494,7 +494,7 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     PERMISSION: (lambda v: permission_ms(v) > 0, "the time it waits, and a tool: 120s Bash"),
     "NOT-BEFORE": (
-        lambda v: _reads(lambda v: later_time(v, 1), v),
-        "a duration like 10m, or a time like 14:05, 2026-11-26T14:05 or 2026-11-26T14:05Z",
+        lambda v: _reads(lambda v: later_time(v, 1) < LATEST_NS, v),
+        "a duration like 10m, or a time before the year 2262 like 14:05 or 2026-11-26T14:05Z",
     ),
 }

@@ -66,7 +66,9 @@ def test_a_restart_delivers_nothing_early(box: Box, has_a_ledger: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("TO: bob\nNOT-BEFORE: soon\n\nhi", "'soon' is not a duration like 10m, or a time like"),
+        ("TO: bob\nNOT-BEFORE: soon\n\nhi", "'soon' is not a duration like 10m, or a time before"),
+        ("TO: bob\nNOT-BEFORE: 1000000d\n\nhi", "or a time before the year 2262"),
+        ("TO: bob\nNOT-BEFORE: 9999-12-31T23:59Z\n\nhi", "or a time before the year 2262"),
         ("TO: __orchestrator__\nKIND: command\nNOT-BEFORE: 1h\n\nACTION: journal.seal", "at once"),
         ("TO: bob\nTTL: 60\nNOT-BEFORE: 10m\n\nhi", "its TTL of 60 s is over before NOT-BEFORE"),
     ],
