@@ -279,6 +279,7 @@ class Agent:
         which is in ``.read`` by then, so the next call continues with the next message. TwoHomes
         when ``$AGENT_RELAY_DIR`` chose this home, and the search finds another.
         """
+        requests.check_limit(timeout_s)
         if self._doubt is not None:
             raise self._doubt
         return self._receive(timeout_s)

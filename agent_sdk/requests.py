@@ -183,8 +183,18 @@ def idle_body(name: str, within_s: float | None, message_id: str = "") -> str:
 
 
 def default_wait_s(most_s: float = WAIT_S) -> float:
-    """Return how long a send waits for the relay by default, at most ``most_s``."""
+    """Return how long a send waits for the relay by default, at most ``most_s``.
+
+    Errors: ValueError for nan.
+    """
+    check_limit(most_s)
     return 0.0 if os.environ.get(NO_WAIT) else min(WAIT_S, most_s)
+
+
+def check_limit(timeout_s: float | None) -> None:
+    """Errors: ValueError for a longest wait that is nan: it would never be over."""
+    if timeout_s != timeout_s:
+        raise ValueError("nan is not a number of seconds to wait")
 
 
 def wait_of(name: str, given: str) -> Wait:
@@ -214,6 +224,7 @@ def how_to_wait(
     """
     if wait is None:
         limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
+        check_limit(limit_s)
         return HowToWait(limit_s, committed, "")
     word, seconds = wait_of("wait", wait)
     if word == "answer":

@@ -41,6 +41,18 @@ def test_a_message_as_its_recipient_has_it(relay: HandRelay, alice: Agent) -> No
     assert path.exists()
 
 
+def test_a_time_that_is_no_number_is_not_waited_for(relay: HandRelay, alice: Agent) -> None:
+    nan = float("nan")
+    for wait in (
+        lambda: alice.receive(nan),
+        lambda: alice.query("bob", "which branch?", nan),
+        lambda: alice.send("bob", "hi", wait_s=nan),
+    ):
+        with pytest.raises(ValueError, match="nan is not a number of seconds"):
+            wait()
+    assert relay.waiting("alice", "outbox") == []
+
+
 def test_what_the_relay_stages_is_not_seen(relay: HandRelay, alice: Agent) -> None:
     (relay.box("alice", "inbox/.pending") / "1706123456-ab.msg").write_text("TO: alice\n\nx")
     (relay.box("alice", "inbox") / "notes.txt").write_text("not a message")
