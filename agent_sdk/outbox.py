@@ -268,7 +268,8 @@ def _headers(options: OutgoingMessage) -> dict[str, str]:
     for name, value in (options.get("headers") or {}).items():
         upper = name.upper()
         if upper in headers or upper in ("TO", "KIND", "CHECKSUM", "ATTACHMENT"):
-            raise MessageError("it has its own argument, or is set by send()", header=upper)
+            text = "it has its own argument or option, or is set on sending"
+            raise MessageError(text, header=upper)
         if upper in RELAY_HEADERS:
             raise MessageError("it is written by the relay only", header=upper)
         headers[upper] = value

@@ -65,7 +65,8 @@ def fault(exc: Exception, tree: Any, settings: Collection[str]) -> str:
     ``tree``: its values, where it could be parsed.
     """
     if isinstance(exc, json.JSONDecodeError):
-        return f"line {exc.lineno}, column {exc.colno}: {exc.msg[:1].lower()}{exc.msg[1:]}"
+        what = exc.msg.removesuffix(" at")  # here
+        return f"line {exc.lineno}, column {exc.colno}: {what[:1].lower()}{what[1:]}"
     if isinstance(exc, UnicodeDecodeError):
         return f"line {exc.object[: exc.start].count(10) + 1}: expected UTF-8 text"
     if isinstance(exc, RecursionError):

@@ -192,7 +192,8 @@ def parse_wait(text: str) -> Wait:
         with contextlib.suppress(ValueError):
             return Wait("answer", duration_ms(word, least_ms=1) / 1000)
     if word not in WAITS:
-        raise ValueError(f"{text[:60]!r} is not one of {', '.join(WAITS)}, or one with =10s")
+        words = f"one of {', '.join(WAITS)}, one with =10s, or a time for the answer from 1 ms"
+        raise ValueError(f"{text[:60]!r} is not {words}")
     return Wait(word, duration_ms(time_text, least_ms=1) / 1000) if mark else Wait(word)
 
 

@@ -183,6 +183,9 @@ def _shown(value: Any) -> str | None:
 
 
 def _no_setting(name: str, settings: dict[str, Setting]) -> NotFound:
+    if any(setting.startswith(f"{name}.") for setting in settings):
+        hint = f"`relay config show {name}` lists its settings"
+        return NotFound(f"{name} is a section, and no setting", hint=hint)
     known = {*settings, *(setting.partition(".")[0] for setting in settings)}
     # half of a name is enough for a suggestion: `batch_file` for limits.batch_files
     last = {setting.rpartition(".")[2]: setting for setting in settings}

@@ -56,7 +56,8 @@ WAIT_FOR = Read("word[=time]", parse_wait)
 
 def wait_options(*names: str) -> Callable[[F], F]:
     """The decorator that adds --wait, and the names that it replaced; or only these ``names``."""
-    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s."
+    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s; a time "
+    words += "alone is for the answer."
     flags = {} if names else {"--committed": "taken", "--no-wait": "none"}
 
     def decorate(command: F) -> F:

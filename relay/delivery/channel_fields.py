@@ -27,6 +27,11 @@ from relay.engine.query import check_filter
 SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 FORM = "sender=NAME, type=Command,Query, priority=0,1 and, last, match=REGEX"
+_YES_OR_NO = ("echo", "sticky_messages", "priority_ordering")
+_EXPECTED = dict.fromkeys(_YES_OR_NO, "true or false") | {
+    "ack_timeout": "seconds or a duration such as 30s, or none",
+    "retry_backoff_ms": "milliseconds or a duration such as 2s",
+}
 _TYPES = {kind.label.lower(): kind for kind in MessageType}
 _PRIORITIES = {str(int(priority)): priority for priority in Priority}
 
@@ -54,7 +59,8 @@ def _value(name: str, text: str) -> object:
     if DIGITS.fullmatch(text):
         return int(text)
     if name != "flush" and text.lower() not in words:
-        raise Refused(f"{name}: expected an integer, true, false or none, got {text[:60]!r}")
+        expected = _EXPECTED.get(name, "a whole number of at most 18 digits, or none")
+        raise Refused(f"{name}: expected {expected}, got {text[:60]!r}")
     return words.get(text.lower(), text[:60])
 
 

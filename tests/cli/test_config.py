@@ -75,6 +75,12 @@ def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(
     assert (home / "config.json").read_bytes() == before
 
 
+def test_a_section_is_set_by_its_settings(home: Path) -> None:
+    told = said(home, "set", "retention", "5", code=EXIT_FAILED)
+    assert told.startswith("relay: retention is a section, and no setting; `relay ")
+    assert told.endswith("config show retention` lists its settings\n")
+
+
 def test_a_change_keeps_the_rest_of_the_file(home: Path) -> None:
     path = home / "config.json"
     path.write_text(json.dumps({"lead": "ann", "limits": {"batch_files": 1, "reply_depth": 9}}))
@@ -164,6 +170,7 @@ def test_a_file_is_checked_by_setting_or_line_and_column(home: Path, tmp_path: P
     other = tmp_path / "other.json"
     for text, fault in (
         ('{"a":', "line 1, column 6: "),
+        ('{"a": "b\n"}', "line 1, column 9: invalid control character; fix"),
         ('{\n  "lead": "alice",\n}', "line 3, column 1: "),
         ('{"limits": {"batch_file": 1}}', "setting limits.batch_file does not exist; did you mean"),
         ('{"limits": {"batch_files": "x"}}', "limits.batch_files: expected a whole number, got"),
