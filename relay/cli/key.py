@@ -49,6 +49,7 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
 
     check_agent_name(name)
     with open_home(ctx, home) as opened:
+        is_new = name not in opened.agent_names()
         opened.make_agent(name)
         path = opened.path("agents", name, KEY)
         private = load_key(path) if os.path.lexists(path) else create_key(path)
@@ -58,6 +59,8 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
             if meta.get("public_key") != public:
                 data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"
                 fsio.write_atomic(opened.path("agents", name, META), data)
+        if is_new:
+            click.echo(f"relay: created agent {name} in {opened.root}", err=True)
     say(public, {"name": name, "public_key": public}, as_json)
 
 

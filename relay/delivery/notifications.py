@@ -377,7 +377,7 @@ def _how(message: Message) -> str:
     """The commands that answer it; an agent without them writes a file of that KIND and RE."""
     number = message.relay_id
     if message.message_type is MessageType.QUERY:
-        answer = f"`relay send {message.sender} --kind response --re {number} ANSWER`"
+        answer = f"`relay reply {number} ANSWER`"
     else:
         answer = f"`relay ack {number} completed`"
     return f"{answer} or `relay nack {number} WHY`"

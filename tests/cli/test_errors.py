@@ -206,6 +206,16 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     assert f"the next `relay --home {home} up` upgrades it" in line
 
 
+def test_a_bell_for_nobody_is_told_like_everywhere(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)
+    assert run(["--home", str(home), "bell"]) == EXIT_USAGE
+    assert "expected --as NAME, or $AGENT_RELAY_NAME" in said(capsys)
+    assert run(["--home", str(home), "bell", "--as", "bbo"]) == EXIT_FAILED
+    assert f"there is no agent 'bbo' in {home}; did you mean bob?" in said(capsys)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -143,7 +143,7 @@ def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Bo
     sent = box.send("alice", QUERY)
     box.after(60)
     (reminder,) = of_kind(box, "bob", "reminder")
-    assert f"`relay send alice --kind response --re {sent} ANSWER`" in reminder.body.decode()
+    assert f"`relay reply {sent} ANSWER`" in reminder.body.decode()
     answer(box, sent, "main", "response")
     assert duty(box, sent) == ("answered", 1, "completed")
     box.after(1000)

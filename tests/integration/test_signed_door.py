@@ -193,6 +193,9 @@ def test_keys_on_the_command_line(home: Path) -> None:
     made = relay("key", "make", "alice", home=home)
     assert made.returncode == 0 and len(made.stdout.strip()) == 64
     assert relay("key", "make", "alice", home=home).stdout == made.stdout
+    assert made.stderr == ""
+    of_carl = relay("key", "make", "carl", home=home)
+    assert of_carl.stderr == f"relay: created agent carl in {home}\n"
     private = home / "agents" / "alice" / "key"
     assert private.stat().st_mode & 0o777 == 0o600
     assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
