@@ -156,12 +156,15 @@ def _take_over(root: str, session: Session, old: Session, why: str) -> None:
         old = load_session(root, old.harness, old.session_id) or old
         if old.agent:
             _give_back(root, old, why)
-        for message_id, number in old.again.items():
-            session.again[message_id] = max(number, session.again.get(message_id, 0))
-        old.agent, old.again = "", {}
+        taken, old.agent, old.again = old.again, "", {}
         save_session(root, old)
     with session_lock(root, session_file(session.harness, session.session_id)):
-        save_session(root, session)
+        # Another hook of the session may have changed it by now.
+        now = load_session(root, session.harness, session.session_id) or session
+        for message_id, number in taken.items():
+            now.again[message_id] = max(number, now.again.get(message_id, 0))
+        save_session(root, now)
+        session.again = now.again
 
 
 def _give_back(root: str, session: Session, why: str) -> None:

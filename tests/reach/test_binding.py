@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.reach.session import live_session
+from relay.reach import binding
+from relay.reach.session import Session, live_session, load_session, save_session
 from tests.box import Box
 from tests.reach.hooks import Cli, put, reports, told
 
@@ -146,6 +147,29 @@ def test_what_a_dead_session_was_shown_is_shown_to_the_next_one(
     ]
     found = live_session(str(root), "claude")
     assert found is not None and found.session_id == "s-2"
+
+
+def test_what_another_hook_of_the_session_noted_meanwhile_stays(
+    root: Path, start_cli: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = start_cli("s-1")
+    cli.start()
+    cli.die()
+    give_back = binding._give_back
+
+    def beside(root: str, old: Session, why: str) -> None:
+        new = load_session(root, "claude", "s-2")
+        assert new is not None
+        new.calls = 7
+        save_session(root, new)
+        give_back(root, old, why)
+
+    monkeypatch.setattr(binding, "_give_back", beside)
+    monkeypatch.setattr(binding, "agent_process", lambda: (os.getpid(), None))
+    given = {"source": "startup", "wanted": "claude", "cwd": "/", "transcript": ""}
+    binding.bind(str(root), "claude", "s-2", **given)
+    heir = load_session(str(root), "claude", "s-2")
+    assert heir is not None and (heir.agent, heir.calls) == ("claude", 7)
 
 
 def test_what_a_session_was_shown_at_its_end_is_returned(root: Path, start_cli: Start) -> None:
