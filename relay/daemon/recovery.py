@@ -28,7 +28,7 @@ from relay.agents import status
 from relay.base import fsio
 from relay.base.clock import Clock, iso_date
 from relay.base.config import Config
-from relay.base.errors import MessageError, UnsafePath
+from relay.base.errors import FormatError, MessageError, UnsafePath
 from relay.base.home import REJECTED, Dirs, Home
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
@@ -160,7 +160,9 @@ class Restorer:
                 active = status.StatusChange(facts.agent_name, status.AgentStatus.ACTIVE, None)
                 last[facts.agent_name] = (active, facts.discovered_at)
             if facts.target == ORCHESTRATOR and facts.message_type == Kind.COMMAND:
-                change = _status_asked(store, facts)
+                change = None
+                with contextlib.suppress(FormatError, OSError):  # doctor names the archive
+                    change = _status_asked(store, facts)
                 if change is not None:
                     last[change.name] = (change, facts.discovered_at)
         for change, at in last.values():
@@ -393,11 +395,14 @@ def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogC
 
 
 def _status_asked(store: Engine, facts: FileFacts) -> status.StatusChange | None:
-    """The change requested by a command, if it was acknowledged."""
-    message_id = facts.message_id
+    """The change requested by a command, if it was acknowledged.
+
+    Errors: FormatError, OSError for an archive that is damaged or missing.
+    """
+    message_id, find = facts.message_id, store.messages.find_by_relay_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = store.messages.find_by_relay_id(message_id)
-    if message is None or store.messages.find_by_relay_id(answer) is None:
+    message = find(message_id, include_archived=True)
+    if message is None or find(answer, include_archived=True) is None:
         return None
     try:
         fields = command_fields(reconstruct(message))

@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from relay.base.config import Config, StoreSettings
 from relay.base.home import LEDGER, META
 from tests.box import Box
 from tests.crash.plays import UNREAD_OR_READ, Play, received
@@ -121,12 +124,16 @@ def test_killed_while_a_process_comes_back_it_is_greeted_once(tmp_path: Path, ta
     assert play.kill_before_each(tmp_path, taking=taking) > 10
 
 
-def test_a_ledger_that_is_gone_learns_again_who_is_retired(tmp_path: Path) -> None:
-    box = Box(tmp_path / "home", "alice", "bob", "carol")
+@pytest.mark.parametrize("hours", [0, 8])  # then the commands are in an archive
+def test_a_ledger_that_is_gone_learns_again_who_is_retired(tmp_path: Path, hours: int) -> None:
+    config = Config(store=StoreSettings(roll_messages=1))
+    box = Box(tmp_path / "home", "alice", "bob", "carol", config=config)
     box.send("operator", RETIRE)
     box.send("operator", RETIRE.replace("bob", "carol"))
     box.send("carol", "TO: alice\n\nI am back")
     box.send("alice", RETIRE.replace("bob", "carol"))  # refused
+    for _ in range(hours):
+        box.after(3600)
     box.kill()
     for end in ("", "-wal", "-shm"):
         box.path(LEDGER + end).unlink(missing_ok=True)
