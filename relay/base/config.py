@@ -125,7 +125,8 @@ class StoreSettings(Settings, frozen=True):
     ] = 100_000
     compress: Annotated[bool, about("Compress the store's file, to about a third.")] = True
     encrypt: Annotated[
-        bool, about("Encrypt store and journal, for good; inboxes and archive/ stay plain.")
+        bool,
+        about("Encrypt the store, and the journal from now on, for good; no other files."),
     ] = False
     key_file: Annotated[
         str, about("Key file, in the home or by an absolute path; not where the backups are.")

@@ -283,6 +283,7 @@ def set_(
             after = decode(data, path)
         except ConfigError as exc:
             raise ConfigError(str(exc), hint="nothing was changed") from exc
+        _check_encryption(opened, before, after)
         fsio.write_atomic(path, data)
         taken, note = _have_taken(opened, after)
     old, new = (_value_of(flatten(config), name) for config in (before, after))
@@ -293,6 +294,16 @@ def set_(
         click.echo(f"{name}: {change}")
         click.echo(sanitize(name_home(note)), err=taken is False)
     return EXIT_STATE if taken is False else 0
+
+
+def _check_encryption(home: Home, before: Config, after: Config) -> None:
+    """Errors: ConfigError for a change that no relay would start with."""
+    from relay.daemon.opening import store_key
+
+    is_off = before.store.encrypt and not after.store.encrypt
+    if is_off and store_key(home, before, make=False) is not None:
+        text = f"{home.path(CONFIG)}: store.encrypt: the store of this home is encrypted, for good"
+        raise ConfigError(text, hint="nothing was changed; a new home may be plain")
 
 
 def _change(tree: dict[str, Any], name: str, text: str | None) -> None:

@@ -63,6 +63,15 @@ def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None
     assert SECRET in plain
 
 
+def test_it_is_not_turned_off_by_a_setting(home: Path) -> None:
+    run_and_send(home)
+    before = (home / "config.json").read_bytes()
+    done = relay("config", "set", "store.encrypt", "false", home=home)
+    assert done.returncode == 2
+    assert "store.encrypt: the store of this home is encrypted, for good" in done.stderr
+    assert (home / "config.json").read_bytes() == before
+
+
 def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) -> None:
     run_and_send(home)
     path, key = home / "store" / "relay.acomm", home / "store.key"
