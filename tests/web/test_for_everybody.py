@@ -79,6 +79,13 @@ FAULTS = """(() => {
 })()"""
 
 
+ARE_WHOLE = """[...document.querySelectorAll('th, td .badge, td .who')].every((e) => {
+  const range = document.createRange();
+  range.selectNodeContents(e);
+  return range.getClientRects().length < 2;
+})"""
+
+
 def test_each_page_fits_each_window_and_is_for_everybody(
     page: Page, served: Served, home: Path
 ) -> None:
@@ -87,6 +94,8 @@ def test_each_page_fits_each_window_and_is_for_everybody(
         asked = alice.send("operator", "Deploy?", kind="query", headers=options)
     sent = send(home, "bob", EVIL, "--as", "alice", "--thread", "release-42", "--kind", "command")
     send(home, "nobody", EVIL)
+    with Agent("nobody_such", home) as other:
+        other.status("writing the third part of it, " * 9)
     relay("nack", "--as", "bob", sent, "no such branch", home=home)
     page.requested(), page.complaints()
     faults = {}
@@ -98,6 +107,7 @@ def test_each_page_fits_each_window_and_is_for_everybody(
             assert page.tells("document.documentElement.scrollWidth") <= width, (path, width)
             assert page.tells("document.scripts.length") == 1
             assert page.tells("getComputedStyle(document.body).backgroundColor") == paper
+            assert width < 1000 or page.tells(ARE_WHOLE), path
             if found := page.tells(FAULTS):
                 faults[path, width] = found
     assert faults == {}

@@ -63,7 +63,7 @@
     }
     while (at) {
       const next = at.nextSibling;
-      if (!("ours" in (at.dataset ?? {}))) at.remove();
+      if (at.getAttribute?.("role") !== "alert") at.remove(); // what was refused stays
       at = next;
     }
   }
@@ -154,7 +154,6 @@
     for (const one of buttons) one.disabled = false;
     const said = form.querySelector(".said") || form.appendChild(document.createElement("p"));
     said.className = "said bad";
-    said.dataset.ours = ""; // stays until the next answer
     said.setAttribute("role", "alert");
     said.textContent = error;
   });
