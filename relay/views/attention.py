@@ -7,6 +7,7 @@ given, or until the same trouble begins anew; ``attention.json`` in the home has
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import time
@@ -63,9 +64,9 @@ ORDER BY changed_at DESC LIMIT ?"""
 _DEAD = """
 SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
     coalesce((SELECT max(at) FROM audit_log AS a WHERE a.message_id = d.message_id
-              AND a.recipient = d.recipient AND a.new_status = 'dead'), d.written_at, d.staged_at)
+              AND a.recipient = d.recipient AND a.new_status = 'dead'), d.written_at, d.staged_at) AS at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY d.message_id DESC LIMIT ?"""
+WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY 1 DESC, 2 LIMIT ?"""
 _REFUSED = """
 SELECT d.message_id, d.recipient, d.written_at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
@@ -178,16 +179,24 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         if mail[2]:
             what += f", {'' if mail[2] == mail[0] else f'{mail[2]} of them '}from the relay"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
-    for message_id, recipient, sender, why, at in dead:
-        what = f"from {sender}: {why or 'no acknowledgment'}"
-        command = f"relay dead replay {message_id}"
-        key = f"{message_id}:{recipient}"
-        yield Item(key, "dead", at or now_ns, recipient, what, command, message_id)
+    for message_id, rows in itertools.groupby(dead, lambda row: row["message_id"]):
+        yield _dead_letter(message_id, [*rows], now_ns)
     yield from refusals
     for message_id, recipient, count, at, why in held:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
+
+
+def _dead_letter(message_id: str, rows: list[sqlite3.Row], now_ns: int) -> Item:
+    """A dead letter, to one recipient or several: one replay is for all of them."""
+    names = [row["recipient"] for row in rows]
+    to = f" to {plural(len(rows), 'recipient')}" if len(rows) > 1 else ""
+    what = f"from {rows[0]['agent_name']}{to}: {rows[0]['last_error'] or 'no acknowledgment'}"
+    at = max(row["at"] or now_ns for row in rows)
+    who = names[0] if len(names) == 1 else None
+    key = f"{message_id}:{','.join(names)}"
+    return Item(key, "dead", at, who, what, f"relay dead replay {message_id}", message_id)
 
 
 def _question(home: Home, message_id: str, sender: str, kind: str, at: int) -> tuple[Item, int]:

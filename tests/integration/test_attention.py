@@ -310,6 +310,15 @@ def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None
         assert row.what == "2 unread messages for the operator, 1 of them from the relay"
 
 
+def test_a_dead_letter_to_several_is_one_matter(box: Box) -> None:
+    sent = box.send("alice", "TO: *\nDELIVERY: at-least-once\n\nhi")
+    box.until_dead()
+    with Home(str(box.root)) as home:
+        (row,) = (one for one in attention(home) if one.kind == "dead")
+        assert (row.who, row.command) == (None, f"relay dead replay {sent}")
+        assert row.what == "from alice to 3 recipients: no acknowledgment within 60 s, 4 attempts"
+
+
 @pytest.mark.damages  # its ledger is one that an earlier version wrote
 def test_a_discard_that_an_earlier_version_did_not_record_waits_for_nobody(box: Box) -> None:
     gone, kept = (
