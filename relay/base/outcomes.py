@@ -360,6 +360,13 @@ def progress(row: Row, deliveries: Sequence[Fields], now_ns: int) -> str:
         Outcome.DELIVERED
     }:
         return f"delivered to {len(deliveries)} recipients, not read yet"
+    if len({(outcome_of(one), one["last_error"]) for one in deliveries}) == 1:
+        first = deliveries[0]
+        if outcome_of(first) is Outcome.HELD:  # for all for the same reason
+            names = ", ".join(one["recipient"] for one in deliveries[:MOST_NAMED])
+            if len(deliveries) > MOST_NAMED:
+                names += f" and {len(deliveries) - MOST_NAMED} more"
+            return describe({**first, "recipient": names}, row["message_type"], now_ns)
     if 0 < len(deliveries) <= MOST_NAMED:
         return "; ".join(describe(delivery, row["message_type"], now_ns) for delivery in deliveries)
     return headline(row, deliveries, now_ns)

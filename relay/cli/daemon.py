@@ -336,7 +336,7 @@ def _show(facts: dict[str, Any], none: str) -> None:
     if facts["failed"]:
         click.echo(name_home("`relay failed` lists what failed, and why"))
     if facts["in_outboxes"]:
-        click.echo(f"unsent messages in outboxes: {facts['in_outboxes']}")
+        click.echo(f"messages waiting in outboxes: {facts['in_outboxes']}")
     if facts["ended"]:
         click.echo(name_home(f"process exited: {_named(facts['ended'])}; see `relay agents`"))
     short = short_ids(error["message_id"] for error in facts["last_errors"])

@@ -110,6 +110,14 @@ def test_M05_several_are_counted(states: list[str], text: str) -> None:
     assert outcomes.headline(ROW, [bob(state) for state in states], NOW) == text
 
 
+def test_M05_the_reason_why_several_are_held_is_said_once() -> None:
+    held = [bob("held", last_error="throttled", recipient=name) for name in "abcde"]
+    assert outcomes.progress(ROW, held[:2], NOW) == "held for a, b: throttled"
+    assert outcomes.progress(ROW, held, NOW) == "held for a, b, c and 2 more: throttled"
+    held[1] = bob("held", last_error="full", recipient="b")
+    assert outcomes.progress(ROW, held[:2], NOW) == "held for a: throttled; held for b: full"
+
+
 def test_M05_answers_of_several_come_first() -> None:
     found = [acked("completed"), acked("failed"), bob("read"), bob("written")]
     assert outcomes.summary(ROW, found) == "1 of 4 completed, 1 failed, 1 read"

@@ -232,7 +232,7 @@ def test_what_no_relay_has_seen_lies_in_the_outbox_and_is_said_to(life: Life) ->
     assert by_digits["message_id"] == facts["message_id"] == sent
     assert (facts["status"], facts["from"]) == ("waiting", "carol")
     status = relay("status", home=life.root).stdout
-    assert "unsent messages in outboxes: 1" in status.splitlines()
+    assert "messages waiting in outboxes: 1" in status.splitlines()
 
     outbox = life.root / "agents" / "carol" / "outbox"
     (outbox / f"{sent}.msg").rename(outbox / ".pending" / f"{sent}.msg")
