@@ -64,7 +64,8 @@ ORDER BY changed_at DESC LIMIT ?"""
 _DEAD = """
 SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
     coalesce((SELECT max(at) FROM audit_log AS a WHERE a.message_id = d.message_id
-              AND a.recipient = d.recipient AND a.new_status = 'dead'), d.written_at, d.staged_at) AS at
+              AND a.recipient = d.recipient AND a.new_status = 'dead'),
+             d.written_at, d.staged_at) AS at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY 1 DESC, 2 LIMIT ?"""
 _REFUSED = """
