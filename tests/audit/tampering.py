@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import tomllib
 from collections.abc import Callable, Iterable
@@ -249,6 +250,14 @@ def bounced_for_zed(home: HomeBuilder, message_id: str) -> None:
         put(home.ledger, message_id, "zed", "bounced", staged_at=START_NS, last_error="planted")
 
 
+def original_copied(home: HomeBuilder, message_id: str) -> None:
+    """The same file is there for another agent, too."""
+    there = original(home, message_id)
+    folder = there.parents[1] / "zed"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(there, folder / there.name)
+
+
 def original_longer(home: HomeBuilder, message_id: str) -> None:
     """A byte more, in a header that nobody reads."""
     path = original(home, message_id)
@@ -263,4 +272,5 @@ AFTER: dict[str, Callable[[HomeBuilder, str], object]] = {
         b"TO: bob\n\nforged"
     ),
     "original_longer": original_longer,
+    "original_copied": original_copied,
 }

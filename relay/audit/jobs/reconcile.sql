@@ -154,11 +154,11 @@ SELECT message_id, max(ledger) AS ledger, count(state) AS deliveries,
     max(record.checksum) AS journal_checksum, min(record.sender) AS journal_sender,
     min(record.to) AS journal_to, min(record.kind) AS journal_kind,
     max(record.dated) AS journal_dated, max(record.created_at) AS created_at,
-    count(original) AS originals, min(original.to) AS original_to,
-    min(original.kind) AS original_kind, max(original.priority) AS original_priority,
-    max(original.ttl) AS original_ttl, max(original.topic_line) AS original_topic,
-    max(original.thread) AS original_thread, min(original.size) AS least_size,
-    max(original.size) AS most_size, min(original.path) AS original_path,
+    min(original.to) AS original_to, min(original.kind) AS original_kind,
+    max(original.priority) AS original_priority, max(original.ttl) AS original_ttl,
+    max(original.topic_line) AS original_topic, max(original.thread) AS original_thread,
+    min(original.size) AS least_size, max(original.size) AS most_size,
+    min(original.path) AS first_path, max(original.path) AS last_path,
     min(original.agent) AS original_agent, min(original.checksum) AS lowest_original,
     max(original.checksum) AS original_checksum, max(original.changed_at) AS original_at
 FROM (
@@ -245,6 +245,7 @@ FROM (
             OR coalesce(is_ahead AND journaled_at >= since, false) AS is_recent,
         status = 'archived' AND agent_name <> '__orchestrator__'
             AND file_path LIKE 'archive/%' AS is_filed,
+        CASE WHEN first_path <> file_path THEN first_path ELSE last_path END AS original_path,
         file_inode IS NOT NULL AND message_type <> 'spawn'
             AND (least_size <> file_size OR most_size <> file_size) AS has_other_size
     FROM (SELECT *, ledger.*, substring(ledger.file_path, 9, 10) AS day FROM sides)
@@ -289,8 +290,8 @@ SELECT *, CASE
     WHEN has_other_size THEN 'original_differs'
     WHEN is_filed AND original_path IS NULL AND day >= originals_from AND broken_day IS NULL
         THEN 'original_missing'
-    WHEN status = 'archived' AND file_path NOT LIKE 'agents/%' AND originals = 1
-        AND original_path <> file_path THEN 'path_differs'
+    WHEN status = 'archived' AND file_path NOT LIKE 'agents/%' AND original_path <> file_path
+        THEN 'path_differs'
     WHEN copies IS NULL THEN 'not_checked' -- nothing else is wrong with it
     WHEN waiting_for IS NOT NULL THEN 'undelivered'
     WHEN is_scheduled THEN 'scheduled' -- by its sender's NOT-BEFORE
