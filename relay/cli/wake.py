@@ -12,7 +12,7 @@ import click
 from relay.base.clock import NS_PER_MS
 from relay.base.errors import NotRunning, RelayError
 from relay.base.home import READ, Home, is_served
-from relay.base.names import MSG_SUFFIX, NAME_VARIABLE, OPERATOR
+from relay.base.names import MSG_SUFFIX, OPERATOR
 from relay.cli.common import (
     ago,
     command,
@@ -134,14 +134,9 @@ def bell(ctx: click.Context, home: str | None, agent: str | None, rewake: bool) 
     """
     from relay.reach.bell import main
 
-    name = agent or os.environ.get(NAME_VARIABLE)
-    if not name and not rewake:
-        raise click.UsageError(f"expected --as NAME, or ${NAME_VARIABLE}", ctx)
     with open_home(ctx, home) as opened:
-        if name and not rewake and name not in opened.agent_names():
-            raise agent_not_found(opened, name)
         words = ["--home", opened.root, *(["--rewake"] if rewake else [])]
-    ctx.exit(main([*words, *(["--as", name] if name else [])]))
+    ctx.exit(main([*words, *(["--as", agent] if agent else [])]))
 
 
 class Trial:

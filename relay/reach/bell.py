@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
         elif option in options and left:
             options[option] = left.pop(0)
         else:
-            sys.stderr.write(f"error: {USAGE}\n")
+            sys.stderr.write(f"relay: {USAGE}\n")
             return 2
     from relay.base.discovery import default_root
 
@@ -233,10 +233,12 @@ def main(arguments: list[str]) -> int:
     if is_rewake:
         return _rewake_hook(root)
     agent = options["--as"] or os.environ.get("AGENT_RELAY_NAME", "")
-    if not agent or not os.path.isdir(os.path.join(root, "agents", agent, "inbox")):
-        from relay.base.text import visible
-
-        sys.stderr.write(f"error: {visible(root)} has no agent '{visible(agent)}'; {USAGE}\n")
+    if not agent:
+        sys.stderr.write("relay: expected --as NAME, or $AGENT_RELAY_NAME\n")
+        return 2
+    if not os.path.isdir(os.path.join(root, "agents", agent, "inbox")):
+        text = f"there is no agent {agent!a} in {root!a}; `relay agents` lists all agents"
+        sys.stderr.write(f"relay: {text}\n")
         return 1
     from relay.reach.ringing import Bell
 

@@ -23,6 +23,7 @@ from relay.base.errors import (
 )
 from relay.base.home import Home
 from relay.cli import run
+from relay.reach import bell
 from tests.procs import PROJECT, environment, home_of
 
 MESSAGE_ID = "1700000000000000001-01"
@@ -210,10 +211,11 @@ def test_a_bell_for_nobody_is_told_like_everywhere(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AGENT_RELAY_NAME", raising=False)
-    assert run(["--home", str(home), "bell"]) == EXIT_USAGE
-    assert "expected --as NAME, or $AGENT_RELAY_NAME" in said(capsys)
-    assert run(["--home", str(home), "bell", "--as", "bbo"]) == EXIT_FAILED
-    assert f"there is no agent 'bbo' in {home}; did you mean bob?" in said(capsys)
+    assert bell.main(["--home", str(home)]) == EXIT_USAGE
+    assert said(capsys) == "relay: expected --as NAME, or $AGENT_RELAY_NAME"
+    assert bell.main(["--home", str(home), "--as", "bbo"]) == EXIT_FAILED
+    line = f"relay: there is no agent 'bbo' in '{home}'; `relay agents` lists all agents"
+    assert said(capsys) == line
 
 
 @pytest.mark.parametrize(
