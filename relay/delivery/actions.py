@@ -190,8 +190,12 @@ def _join(command: ControlCommand, store: Engine) -> str:
     channel = _open_channel(command, store)
     agent = _agent(command, channel)
     store.channels.join(channel.id, agent)
-    closed = ", which is Closed" if channel.state is ChannelState.CLOSED else ""
-    return f"{agent} is a member of {channel.name}, a {channel.channel_type.label} channel{closed}"
+    kind = channel.channel_type.label
+    return f"{agent} is a member of {channel.name}, a {kind} channel{_if_closed(channel)}"
+
+
+def _if_closed(channel: Channel) -> str:
+    return ", which is Closed" if channel.state is ChannelState.CLOSED else ""
 
 
 def _leave(command: ControlCommand, store: Engine) -> str:
@@ -207,7 +211,8 @@ def _subscribe(command: ControlCommand, store: Engine) -> str:
     agent = _agent(command, channel)
     wanted = filter_of(command.fields.get("FILTER", ""))
     store.channels.subscribe(channel.id, agent, command.fields["PATTERN"], wanted)
-    return f"{agent} receives {command.fields['PATTERN']} from {channel.name}{where(wanted)}"
+    what = f"{command.fields['PATTERN']} from {channel.name}{where(wanted)}"
+    return f"{agent} receives {what}{_if_closed(channel)}"
 
 
 def _unsubscribe(command: ControlCommand, store: Engine) -> str:

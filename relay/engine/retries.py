@@ -26,7 +26,7 @@ from relay.acomm.model import (
     read_only_copy,
 )
 from relay.base.clock import NS_PER_MS, NS_PER_S
-from relay.base.errors import ChannelUnavailable, MessageNotFound, ValidationFailed
+from relay.base.errors import MessageNotFound, ValidationFailed
 from relay.base.text import plural
 from relay.engine import events, rules
 from relay.engine.deliveries import SYSTEM, Deliveries, Obligations
@@ -122,7 +122,7 @@ class Retries:
         letter = self._find_dead_letter(message_id)
         channel = self._state.channels[letter.message.channel_id]
         if channel.state not in (ChannelState.ACTIVE, ChannelState.PAUSED):
-            raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}")
+            raise rules.unavailable(channel)
         self._core.apply(events.DeadLetterReplayed(message_id, self._core.now_s()))
         return read_only_copy(self._state.messages[message_id])
 

@@ -280,16 +280,21 @@ def _length(name: object) -> int:
     return len(str(name).encode(errors="replace"))
 
 
+def unavailable(channel: Channel) -> ChannelUnavailable:
+    """The error of a channel that takes nothing, with what ends that."""
+    remedy = f"`relay channel resume {channel.name}` ends that"
+    if channel.state is ChannelState.CLOSED:
+        remedy = "that is permanent"
+    return ChannelUnavailable(f"channel {channel.name} is {channel.state.label}: {remedy}")
+
+
 def _check_channel(
     channel: Channel, is_participant: bool, sender: str, message_type: MessageType
 ) -> None:
     # what a paused or draining channel has delivered must still be answered, or it would die
     answers = channel.state is not ChannelState.CLOSED and message_type in ANSWERS
     if channel.state is not ChannelState.ACTIVE and not answers:
-        remedy = f"`relay channel resume {channel.name}` ends that"
-        if channel.state is ChannelState.CLOSED:
-            remedy = "that is permanent"
-        raise ChannelUnavailable(f"channel {channel.name} is {channel.state.label}: {remedy}")
+        raise unavailable(channel)
     if not is_participant:
         remedy = f"join it first: `relay channel join {channel.name}`, or the tool channel"
         raise NotParticipant(f"{sender} is not a participant of channel {channel.name}: {remedy}")

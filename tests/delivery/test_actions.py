@@ -306,6 +306,8 @@ def test_pause_drain_resume_close(ci: Engine) -> None:
     assert done(ci, "ACTION: channel.close\nCHANNEL: ci") == "channel ci is Closed"
     joined = done(ci, "ACTION: channel.join\nCHANNEL: ci", "bob")
     assert joined == "bob is a member of ci, a PubSub channel, which is Closed"
+    heard = done(ci, "ACTION: channel.subscribe\nCHANNEL: ci\nPATTERN: build.#", "bob")
+    assert heard == "bob receives build.# from ci, which is Closed"
     for verb in ("pause", "drain", "resume"):
         assert refused(ci, f"ACTION: channel.{verb}\nCHANNEL: ci") == (
             "channel ci was closed, which is permanent"
