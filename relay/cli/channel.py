@@ -22,6 +22,7 @@ from relay.cli.common import (
     sanitize,
 )
 from relay.cli.request import control_options, send_command
+from relay.views.ids import short_ids
 from relay.views.names import agent_not_found, channel_not_found
 from relay.views.store import read_store
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from relay.acomm.model import Channel
     from relay.engine.engine import Engine
 
+MOST_PENDING = 10  # named
 TYPES = ("group", "broadcast", "pubsub", "direct")
 agent_option = click.option(
     "--agent",
@@ -102,6 +104,10 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
         where = f" where {subscription['filter']}" if subscription["filter"] else ""
         shown = f"{'subscription':<13}{subscription['subscriber']} {subscription['pattern']}{where}"
         click.echo(sanitize(shown))
+    if pending := facts["pending"]:
+        short = [*short_ids(pending).values()][:MOST_PENDING]
+        more = f" and {len(pending) - len(short)} more" if len(pending) > len(short) else ""
+        click.echo(f"{'pending':<13}{', '.join(short)}{more}")
     for setting, value in facts["settings"].items():
         click.echo(sanitize(f"{'setting':<13}{setting}={_said(value)}"))
 
@@ -109,7 +115,10 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 def _facts(store: Engine, found: Channel) -> dict[str, Any]:
     from relay.delivery.channel_fields import in_words
 
-    config = found.config
+    config, pending = found.config, None
+    counted = store.state.pending.pending.get(found.id)  # where max_pending is set
+    if counted is not None:
+        pending = [store.state.messages[number].relay_id for number in sorted(counted)]
     return {
         "name": found.name,
         "type": found.channel_type.label,
@@ -130,6 +139,7 @@ def _facts(store: Engine, found: Channel) -> dict[str, Any]:
             }
             for subscription in store.channels.subscriptions(found.id)
         ],
+        "pending": pending,
         "settings": {
             name: _plain(getattr(values, name))
             for values in (config, store.channels.settings(found.id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.box import Box
+from tests.procs import relay, rows_of
 
 pytestmark = pytest.mark.shows("engine 7.9")
 
@@ -47,6 +48,10 @@ def test_beyond_max_pending_messages_wait_and_continue_in_order(box: Box) -> Non
     sent = [box.send("alice", f"TO: #team\nKIND: command\n\n{number}") for number in range(4)]
     assert from_team(box, "bob") == ["0", "1"]
     assert box.states(sent[2]) == {"bob": "held"}
+    (shown,) = rows_of("channel", "show", "team", home=box.root)
+    assert shown["pending"] == sent[:2]
+    ids = ", ".join(one.partition("-")[2][:8] for one in sent[:2])
+    assert f"pending      {ids}\n" in relay("channel", "show", "team", home=box.root).stdout
     ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE message_id = ?", sent[2])
     assert error == "throttled: the channel has as many pending messages as max_pending allows"
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
