@@ -1,7 +1,7 @@
 """The tables of a home that has seen nothing, without Spark: a JVM costs more than all the rest.
 
 Only what is fine is judged here. Of a home that has a message, or where anything is wrong or
-cannot be read, there are no tables: the jobs judge it and say so.
+cannot be read, none are made: the jobs judge it and say so.
 """
 
 from __future__ import annotations

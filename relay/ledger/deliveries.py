@@ -43,7 +43,7 @@ class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
 
 
 def held_delivery(message_id: str, recipient: str, why: str, due_at: int) -> DeliveryFacts:
-    """What ``DeliveryTable.hold`` needs of a delivery."""
+    """A delivery as ``DeliveryTable.hold`` needs it."""
     return DeliveryFacts(message_id, recipient, "held", 0, last_error=why, due_at=due_at)
 
 
