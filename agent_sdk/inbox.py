@@ -181,9 +181,7 @@ class Inbox:
             left_s = 3600.0 if ends_at is None else ends_at - monotonic()
             if left_s <= 0:
                 return None
-            if (
-                self._waiter is not None
-            ):  # else another home was found in the place of the one before
+            if self._waiter is not None:  # else the home was replaced
                 self._waiter.wait(left_s)
 
     def _list(self, dirs: Dirs) -> list[str]:

@@ -74,7 +74,11 @@ class AgentHome(Home):
         if is_other:
             with Home(self.root) as other:
                 self._fd, other._fd = other._fd, self._fd
-            self.enter()
+                try:
+                    self.enter()
+                except BaseException:  # the next call tries it again
+                    self._fd, other._fd = other._fd, self._fd
+                    raise
             self.replaced()
         elif self._started_at is not None and monotonic() > self._checked_at + CHECK_S:
             self._checked_at = monotonic()
@@ -83,14 +87,12 @@ class AgentHome(Home):
 
     def _register_again(self, started_at: int) -> None:
         """Take the place of a registered process that has ended: mail would bounce."""
-        import json
-
         from relay.base import process_info
 
         with contextlib.suppress(OSError, RelayError, ValueError, TypeError):
-            known = json.loads(self.read_meta(self._agent) or b"{}")
-            pid, ticks = known.get("pid"), known.get("pid_start_ticks")
-            if pid is not None and not process_info.runs(pid, ticks):
+            known = _meta_of(self, self._agent) or {}
+            pid = known.get("pid")
+            if pid is not None and not process_info.runs(pid, known.get("pid_start_ticks")):
                 register(self, self._agent, started_at)
 
 
@@ -125,16 +127,10 @@ def register(home: Home, agent: str, now_ns: int) -> None:
 
     A file that is not a JSON object is renamed to ``meta.json.bad``.
     """
-    import json  # a tenth of the SDK's import time
-
     with home.changing_meta(agent), home.dirs() as dirs:
         folder = dirs.get("agents", agent)
-        data = home.read_meta(agent)
-        try:
-            meta = json.loads(data) if data is not None else {}
-        except ValueError:
-            meta = None
-        if not isinstance(meta, dict):
+        meta = _meta_of(home, agent)
+        if meta is None:
             fsio.rename(META, folder, META + ".bad", folder)
             meta = {}
         meta.pop(NO_LEAVING, None)
@@ -147,15 +143,25 @@ def unregister(home: Home, agent: str) -> None:
 
     On an error it stays registered, and the relay finds out that the process has ended.
     """
-    import json
-
-    suppressed = contextlib.suppress(OSError, RelayError, ValueError)
+    suppressed = contextlib.suppress(OSError, RelayError)
     with suppressed, home.changing_meta(agent), home.dirs() as dirs:
         folder = dirs.get("agents", agent)
-        meta = json.loads(home.read_meta(agent) or b"{}")
+        meta = _meta_of(home, agent) or {}
         mine = {"pid": os.getpid(), "pid_start_ticks": start_ticks()}
-        if isinstance(meta, dict) and mine.items() <= meta.items():
+        if mine.items() <= meta.items():
             _replace({name: value for name, value in meta.items() if name not in mine}, folder)
+
+
+def _meta_of(home: Home, agent: str) -> dict[str, Any] | None:
+    """The content of an agent's meta.json; None if it is not a JSON object. Errors: OSError."""
+    import json  # a tenth of the SDK's import time
+
+    data = home.read_meta(agent)
+    try:
+        meta = json.loads(data) if data is not None else {}
+    except (ValueError, RecursionError):
+        return None
+    return meta if isinstance(meta, dict) else None
 
 
 def _replace(meta: dict[str, object], folder: int) -> None:

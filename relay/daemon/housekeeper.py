@@ -35,7 +35,6 @@ PAUSE_S = 0.01  # after each slice, at least: the loop has priority on the disk
 PAUSE_FACTOR = 4  # pause this many times as long as the slice took
 POLL_NS = NS_PER_S  # interval at which the thread is polled
 CHECK_NS = 86_400 * NS_PER_S  # the ledger is checked once a day, 5 ms a MiB
-DAY_NS = 86_400 * NS_PER_S
 CLOCK_NS = 3_600 * NS_PER_S  # in which a clock that is wrong after a start has been set
 AFTER_FAILURE_NS = 600 * NS_PER_S  # a disk that is low stays low
 SLICE_NS = 50_000_000  # between two slices of rows
@@ -124,7 +123,7 @@ class Housekeeper:
         """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
-            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > DAY_NS:
+            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > prune.DAY_NS:
                 self._next_prune_ns = now + CLOCK_NS  # the clock may be wrong, and be set soon
             else:
                 self.enqueue(Prune())

@@ -28,7 +28,7 @@ from tests.agent_sdk.support import (
     pauses,
     says_the_disk_is_full,
 )
-from tests.disk import killed_at
+from tests.disk import failing, killed_at
 
 pytestmark = pytest.mark.shows("ready 1.1")
 
@@ -318,6 +318,33 @@ def test_a_program_that_begins_loses_no_change_of_meta_json(alice: Agent) -> Non
         begins.join()
     with agents[0]:
         assert json.loads(meta.read_text()).keys() >= {"public_key", "pid"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", '{"pid": "x"}', '{"pid": [1]}', pytest.param("[" * 60_000, id="deep"), "\xff"],
+)
+def test_a_meta_json_that_says_nothing_stops_no_call(
+    alice: Agent, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    meta = Path(alice.home, "agents/alice/meta.json")
+    meta.write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr(alice._home, "_checked_at", -10.0)
+    assert alice.receive(0) is None
+    assert meta.read_bytes() == text.encode("latin-1")
+
+
+def test_a_home_that_cannot_be_entered_is_entered_by_the_next_call(tmp_path: Path) -> None:
+    for name in ("home", "restored"):
+        Home.create(str(tmp_path / name)).close()
+    with Agent("alice", tmp_path / "home") as alice:
+        (tmp_path / "home").rename(tmp_path / "aside")
+        (tmp_path / "restored").rename(tmp_path / "home")
+        with failing("create", "meta.json"), pytest.raises(OSError, match="No space left"):
+            alice.receive(0)
+        assert alice.receive(0) is None
+        meta = json.loads((tmp_path / "home/agents/alice/meta.json").read_text())
+        assert meta["pid"] == os.getpid()
 
 
 def test_an_uncaught_error_shows_its_remedy(tmp_path: Path) -> None:
