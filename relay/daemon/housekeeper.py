@@ -123,7 +123,7 @@ class Housekeeper:
         """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
-            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > prune.DAY_NS:
+            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > archive_pack.DAY_NS:
                 self._next_prune_ns = now + CLOCK_NS  # the clock may be wrong, and be set soon
             else:
                 self.enqueue(Prune())
