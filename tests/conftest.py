@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import os
@@ -94,6 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gone]
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
+    gc.freeze()  # each collection would look through all tests and modules again
 
 
 def _turn(item: pytest.Item) -> int:
