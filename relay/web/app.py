@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -31,7 +31,7 @@ from relay.base.home import Home, lock_holder
 from relay.web import render, stream
 from relay.web.actions import ACTIONS, Action
 from relay.web.door import SIGN_IN, Door, HttpRefusal
-from relay.web.pages import PAGES, Asked, Page, page_facts
+from relay.web.pages import PAGES, Asked, Page, attached_file, page_facts
 
 JSON = ".json"
 MOST_SAID = 64
@@ -66,6 +66,7 @@ class Web:
             routes.append(Route(page.path, self._endpoint(page, is_json=False)))
         for path, do in ACTIONS.items():
             routes.append(Route(path, self._action(do), methods=["POST"]))
+        routes.append(Route("/m/{name}/attached/{number:int}", self._attached))
         routes.append(Route("/events", self._events))
         handlers = {HTTPException: self._http_error, RelayError: self._error, OSError: self._error}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -122,6 +123,14 @@ class Web:
     def _static(self, request: Request) -> Response:
         content, kind = render.static(request.url.path)
         return Response(content, media_type=kind)
+
+    def _attached(self, request: Request) -> Response:
+        """A file sent with a message: to be saved, whatever it is, and shown nowhere."""
+        with Home(self.root) as home:
+            file = attached_file(home, **request.path_params)
+        name = quote(file.name, safe="")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+        return Response(file.content, headers=headers, media_type="application/octet-stream")
 
     async def _events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")

@@ -8,10 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from agent_sdk.attachments import Attachments
 from relay.base.errors import MessageError, NotFound
 from relay.base.home import Home, lock_holder
 from relay.base.message import Kind
-from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, options_of, uuid4_of
+from relay.base.names import (
+    MSG_SUFFIX,
+    OPERATOR,
+    ORCHESTRATOR,
+    attachments_of,
+    options_of,
+    uuid4_of,
+)
 from relay.search.query import Query, parse
 from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
 from relay.views.attention import attention
@@ -117,6 +125,23 @@ def message(asked: Asked) -> Facts:
         "options": _options(trace, facts),
         "actions": _actions(asked.home, trace, facts),
     }
+
+
+class AttachedFile(NamedTuple):
+    """A file sent with a message."""
+
+    name: str
+    content: bytes
+
+
+def attached_file(home: Home, name: str, number: int) -> AttachedFile:
+    """The n-th attachment of a message, counted from 1; its checksum is verified."""
+    found = read_message(home.root, name).file
+    attached = attachments_of(found.headers, found.attachments)
+    if not 1 <= number <= len(attached):
+        raise NotFound(f"message {name} has no attachment {number}")
+    chosen = attached[number - 1]
+    return AttachedFile(chosen.name, Attachments(home, 0).read(chosen))
 
 
 def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:

@@ -180,6 +180,21 @@ def test_a_refusal_is_said_beside_what_was_typed(page: Page, served: Served, hom
     assert page.tells("document.querySelector('[role=alert]').textContent") == "the text is empty"
 
 
+def test_what_was_attached_is_saved_by_a_click(
+    page: Page, served: Served, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.html").write_text("<h1>the notes</h1>")
+    (tmp_path / "saved").mkdir()
+    sent = send(home, "operator", "see there", "--attach", str(tmp_path / "notes.html"))
+    allowed = {"behavior": "allow", "downloadPath": str(tmp_path / "saved")}
+    page.command("Browser.setDownloadBehavior", allowed)
+    open_page(page, served.address(f"/m/{sent}"))
+    find(page, "a[download]").click()
+    saved = tmp_path / "saved" / "notes.html"
+    assert until(lambda: saved.exists() and saved.read_text()) == "<h1>the notes</h1>"
+    assert is_same_load(page)
+
+
 def test_a_dead_letter_is_replayed_by_a_click(make_box: MakeBox, page: Page) -> None:
     box = make_box("alice", "bob")
     sent = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nplease")

@@ -102,6 +102,28 @@ def test_a_message_has_its_steps_and_who_is_still_to_act(box: Box, client: TestC
     assert "completed by bob: it is live" in page and "Still to come" not in page
 
 
+def test_what_was_attached_is_saved_as_a_file_and_shown_nowhere(
+    box: Box, client: TestClient
+) -> None:
+    kept = box.attach(b"<script>alert(1)</script>")
+    heads = f'ATTACHMENT: sha256:{kept.name}\nATTACHMENT-NAMES: pl\u00e4n; "a.html'
+    sent = box.send("alice", f"TO: operator\n{heads}\n\nsee there")
+    assert f'href="/m/{sent}/attached/1" download="pl\u00e4n; &#34;a.html"' in (
+        client.get(f"/m/{sent}").text
+    )
+    answer = client.get(f"/m/{sent}/attached/1")
+    assert answer.content == b"<script>alert(1)</script>"
+    assert answer.headers["content-type"] == "application/octet-stream"
+    name = "filename*=UTF-8''pl%C3%A4n%3B%20%22a.html"
+    assert answer.headers["content-disposition"] == f"attachment; {name}"
+    for number in (0, 2):
+        answer = client.get(f"/m/{sent}/attached/{number}")
+        assert answer.status_code == 404 and f"has no attachment {number}" in answer.text
+    kept.unlink()
+    assert client.get(f"/m/{sent}/attached/1").status_code == 404
+    assert "missing" in text_of(client.get(f"/m/{sent}").text)
+
+
 def test_a_message_that_no_relay_has_seen_is_found(box: Box, client: TestClient) -> None:
     sent = box.drop("alice", "TO: bob\n\nhi")
     assert "in the outbox of alice" in text_of(client.get(f"/m/{sent}").text)

@@ -1,5 +1,4 @@
-// Pages work without this. With it they are loaded with the key in a header, follow links and
-// forms without a reload, and change as soon as something happens.
+// With this, pages send the key in a header, need no reload, and change as something happens.
 "use strict";
 (() => {
   const KEY = "relay-key";
@@ -20,18 +19,16 @@
     return fetch(address, { ...options, headers, cache: "no-store" });
   }
 
+  const element = (name, fields) => Object.assign(document.createElement(name), fields);
+
   function say(text, look) {
     const state = document.getElementById("state");
     if (state.textContent === text) return;
-    const span = document.createElement("span");
-    span.className = look;
-    span.textContent = text;
-    state.replaceChildren(span);
+    state.replaceChildren(element("span", { className: look, textContent: text }));
   }
 
-  async function parsed(response) {
-    return new DOMParser().parseFromString(await response.text(), "text/html");
-  }
+  const parsed = async (response) =>
+    new DOMParser().parseFromString(await response.text(), "text/html");
 
   // Change what differs and keep the rest: focus, what is typed, and what is unfolded.
   function morph(old, fresh) {
@@ -61,10 +58,9 @@
       else old.insertBefore(twin, at);
       morph(twin, one);
     }
-    while (at) {
-      const next = at.nextSibling;
+    for (let next; at; at = next) {
+      next = at.nextSibling;
       if (at.getAttribute?.("role") !== "alert") at.remove(); // what was refused stays
-      at = next;
     }
   }
 
@@ -82,16 +78,14 @@
     const page = await parsed(response);
     if (mine !== turn) return;
     turn += 1; // nor what was asked for meanwhile
-    const address = new URL(response.url);
-    if (isPushed) history.pushState(null, "", address.pathname + address.search);
+    if (isPushed) history.pushState(null, "", response.url);
     head(page);
     main().replaceWith(page.getElementById("main"));
     const find = document.querySelector(".find input");
     if (document.activeElement !== find) find.value = page.querySelector(".find input").value;
     main().focus({ preventScroll: true });
     scrollTo(0, 0);
-    if (response.status === 401) say("key needed", "bad");
-    else follow();
+    follow();
   }
 
   const failed = () => say("relay web does not answer", "bad");
@@ -120,8 +114,15 @@
       next = Math.max(next, Date.now() + 5 * (Date.now() - began));
     }
   }
-  function lookSoon() {
-    waiting ??= setTimeout(look, Math.max(0, next - Date.now()));
+  const lookSoon = () => (waiting ??= setTimeout(look, Math.max(0, next - Date.now())));
+
+  // A browser that follows a link itself does not send the key.
+  async function save(link) {
+    const response = await ask(link.href);
+    if (!response.ok) return show(response, true);
+    const href = URL.createObjectURL(await response.blob());
+    element("a", { href, download: link.download }).click();
+    setTimeout(() => URL.revokeObjectURL(href), SILENT_MS);
   }
 
   document.addEventListener("click", (event) => {
@@ -130,7 +131,8 @@
     const isPlain = event.button === 0 && !(event.ctrlKey || event.metaKey || event.shiftKey);
     if (!isOurs || !isPlain || link.target || link.pathname.endsWith(".json")) return;
     event.preventDefault();
-    go(link.href, true);
+    if (!link.download) return go(link.href, true);
+    save(link).catch(failed);
   });
   addEventListener("popstate", () => go(location.href, false));
 
@@ -152,10 +154,8 @@
       error = (await parsed(response)).getElementById("error")?.textContent || response.statusText;
     } catch {}
     for (const one of buttons) one.disabled = false;
-    const said = form.querySelector(".said") || form.appendChild(document.createElement("p"));
-    said.className = "said bad";
-    said.setAttribute("role", "alert");
-    said.textContent = error;
+    const said = form.querySelector(".said") || form.appendChild(element("p"));
+    Object.assign(said, { className: "said bad", role: "alert", textContent: error });
   });
 
   let stream = null; // of the tab that is seen; a browser has few connections
