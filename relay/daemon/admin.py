@@ -187,10 +187,6 @@ class BaseHandler(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):  # the client has gone
                 self.wfile.write(body)
 
-    def address_string(self) -> str:
-        """A socket's peer has no address."""
-        return "-"
-
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing: a scrape every few seconds would fill the log."""
 

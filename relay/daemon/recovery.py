@@ -27,7 +27,6 @@ from relay.acomm.model import Message
 from relay.agents import status
 from relay.base import fsio
 from relay.base.clock import Clock, iso_date
-from relay.base.config import Config
 from relay.base.errors import FormatError, MessageError, UnsafePath
 from relay.base.home import REJECTED, Dirs, Home
 from relay.base.incidents import Refusal, RefusalCode
@@ -58,7 +57,6 @@ SHOWN_IDS = 20
 
 def recover(
     home: Home,
-    config: Config,
     clock: Clock,
     log: LogCall,
     ledger: Ledger,

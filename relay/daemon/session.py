@@ -345,7 +345,7 @@ def open_recovered(
         write_piece=restorer.write,
     )
     stack.callback(opened.events.close)
-    return opened, recovery.recover(home, config, clock, log, ledger, opened, restorer)
+    return opened, recovery.recover(home, clock, log, ledger, opened, restorer)
 
 
 def epoch_of(ledger: Ledger) -> int:

@@ -142,7 +142,8 @@ class StoreWriter:
         store, route = self._store, draft.route
         channel = store.channels.find_by_name(route.channel)
         if channel is None:
-            owner = route.members[0] if len(route.members) == 2 else ORCHESTRATOR
+            is_direct = route.channel_type is ChannelType.DIRECT
+            owner = route.members[0] if is_direct else ORCHESTRATOR
             channel = store.channels.create(route.channel, route.channel_type, owner)
         members = store.state.members[channel.id]
         for name in route.members:

@@ -87,9 +87,9 @@ class Dispatcher:
         self._roster = roster
         self._clock = clock
         self._log = log
-        self._build_intake(store)
-        self._build_execution(store)
-        self._build_sources(store)
+        self._build_intake()
+        self._build_execution()
+        self._build_sources()
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
@@ -99,21 +99,23 @@ class Dispatcher:
         self._has_process_requests = False  # for processes to be started or ended
         self._due_ns = 0  # of the next turn with something to do (monotonic)
 
-    def _build_intake(self, store: Engine) -> None:
+    def _build_intake(self) -> None:
         """Build what a file passes before it is planned."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
+        store = self._store
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
         keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
         self._validator = Validator(keys, self._roster, config.limits, log)
         self.guard = directory_guard.DirectoryGuard(self._home)
         self._claimer = Claimer(ledger, store, clock, log)
-        age_ns = self._store.deliveries.running_ns
+        age_ns = store.deliveries.running_ns
         self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, age_ns, log)
-        self._reply_loops = ReplyLoops(self._store, config.limits.reply_depth, clock)
+        self._reply_loops = ReplyLoops(store, config.limits.reply_depth, clock)
 
-    def _build_execution(self, store: Engine) -> None:
+    def _build_execution(self) -> None:
         """Build what executes plans."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
+        store = self._store
         events, roster = self._events, self._roster
         states = StateStore(self._home, config.continuity)
         writer = LedgerWriter(ledger, store, events, clock, log)
@@ -138,9 +140,10 @@ class Dispatcher:
         )
         self.notifier = Notifier(self._home, roster, ledger, self._executor, states, clock, log)
 
-    def _build_sources(self, store: Engine) -> None:
+    def _build_sources(self) -> None:
         """Build what finds files, and what makes plans without one."""
         config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
+        store = self._store
         self._deadlines = Deadlines(ledger, store, self._events, clock, log)
         self.idle = IdleNotices(self._home, ledger, store, clock, log)
         self._sources: tuple[PlanSource, ...] = (
@@ -149,24 +152,20 @@ class Dispatcher:
             Reminders(ledger, store, self._statuses.process_endings, clock, log),
             self.idle,
         )
-        on_state = self.idle.on_state
-        on_incident = self._ledger_writer.record_incident
-        rate_limit = self._intake.rate_limit
         self._reports = ReportReader(
             ledger,
             store,
             self._events,
             self._ledger_writer,
-            rate_limit,
-            on_state,
-            on_incident,
+            self._intake.rate_limit,
+            self.idle.on_state,
             clock,
             log,
         )
         self._event_source = EventSource(
             home=self._home,
             ledger=ledger,
-            store=self._store,
+            store=store,
             detection=config.detection,
             reads=self._reads,
             reports=self._reports,
@@ -189,11 +188,6 @@ class Dispatcher:
     def pauses(self) -> dict[str, str]:
         """The reasons why intake is paused, by source."""
         return {source: reason for source, reason in self._pauses.items() if reason}
-
-    @property
-    def paused(self) -> str:
-        """The reason why intake is paused; empty if it is not."""
-        return "; ".join(self.pauses.values()) if any(self._pauses.values()) else ""
 
     @property
     def backlog(self) -> int:
@@ -237,7 +231,7 @@ class Dispatcher:
         with self._home.dirs() as dirs:
             self._event_source.poll(wake, now)
             begin("read")
-            paused = self.paused
+            paused = bool(self.pauses)
             if not paused:  # first: nothing that a session is being shown is taken back
                 self._reports.take(dirs)
             batch = self._intake.read_batch(dirs, 0 if paused else self._config.limits.batch_files)
@@ -257,7 +251,7 @@ class Dispatcher:
             if self._roller.error or self._flusher.error or self._refusal or self._errors:
                 self._log_errors()
             self._events.end_turn()
-        self._due_ns = self._next_due(due_ns, is_paused=bool(paused))
+        self._due_ns = self._next_due(due_ns, is_paused=paused)
         return True
 
     @property

@@ -34,7 +34,6 @@ _STATES = {
     DeliveryState.EXPIRED: "expired",
     DeliveryState.DEAD: "dead",
 }
-ENDED = ("bounced", "expired", "dead")
 Key = tuple[int, str]  # message id in the store, recipient
 Facts = TypeVar("Facts", DeliveryFacts, ObligationFacts)
 

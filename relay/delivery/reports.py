@@ -45,7 +45,6 @@ MOST_NESTED = 16  # brackets in a line
 MOST_TEXT = 200  # characters of a text in a report
 _OFFERS = {report.OFFERED: OFFERED, report.IN_CONTEXT: IN_CONTEXT, report.RETURNED: RETURNED}
 OnState = Callable[[str, str, Iterable[str], str, int], None]
-OnIncident = Callable[[Incident], None]
 
 
 class ReportReader:
@@ -59,7 +58,6 @@ class ReportReader:
         ledger_writer: LedgerWriter,
         rate_limit: RateLimit,
         on_state: OnState,
-        on_incident: OnIncident,
         clock: Clock,
         log: LogCall,
     ) -> None:
@@ -69,7 +67,6 @@ class ReportReader:
         self._ledger_writer = ledger_writer
         self._rate_limit = rate_limit
         self._on_state = on_state
-        self._on_incident = on_incident
         self._clock = clock
         self._log = log
         self._waiting: dict[str, dict[str, None]] = {}  # file names by agent, served in turns
@@ -158,7 +155,7 @@ class ReportReader:
             fd, status = fsio.open_regular(name, outbox)
         except UnsafePath as exc:
             path, text = f"agents/{agent}/outbox/{name}", shown(str(exc))
-            self._on_incident(Incident(incident_kind(exc), agent, path, text))
+            self._ledger_writer.record_incident(Incident(incident_kind(exc), agent, path, text))
             return [], text, 0
         try:
             data, _ = fsio.read_open(fd, status.st_size, report.MAX_BYTES)

@@ -384,7 +384,7 @@ def new_message(
         message_type,
         message.content,
         headers.get("TOPIC"),
-        _correlation_id(message, message_id, message_type, metadata, answers),
+        _correlation_id(message, answers),
         Priority(message.priority),
         metadata,
         message.ttl_s,
@@ -417,19 +417,9 @@ def answer_status(message: MessageFile) -> tuple[str, str]:
     return status, text.partition("\n")[0].rstrip()[:MAX_ANSWER]
 
 
-def _correlation_id(
-    message: MessageFile,
-    message_id: str,
-    message_type: MessageType,
-    metadata: Metadata,
-    answers: Message | None,
-) -> str | None:
-    """The thread's id; a message that expects an answer without a THREAD starts one."""
+def _correlation_id(message: MessageFile, answers: Message | None) -> str | None:
+    """The thread's id; None: the engine starts one where an answer is expected."""
     if answers is not None:
         return answers.correlation_id
-    if "THREAD" in message.headers:
-        return uuid4_of(message.headers["THREAD"])
-    expects = message_type in (MessageType.COMMAND, MessageType.QUERY)
-    if expects or metadata.get("delivery", AT_MOST_ONCE) != AT_MOST_ONCE:
-        return uuid4_of(message_id)
-    return None
+    thread = message.headers.get("THREAD")
+    return None if thread is None else uuid4_of(thread)

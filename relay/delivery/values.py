@@ -335,9 +335,6 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         return self.subject.message_id
 
 
-NOTHING_UNDELIVERED: Mapping[tuple[str, str], str] = {}
-
-
 class Applied(msgspec.Struct, frozen=True, gc=False):
     """A plan, and what the store made of it."""
 
@@ -345,7 +342,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     files: tuple[OutgoingFile, ...]
     held: tuple[DeliveryFacts, ...]
     effects: Effects
-    undelivered: Mapping[tuple[str, str], str] = NOTHING_UNDELIVERED  # (id, recipient) -> why
+    undelivered: Mapping[tuple[str, str], str] = {}  # (id, recipient) -> why
 
     @property
     def system_ids(self) -> list[str]:

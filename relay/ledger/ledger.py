@@ -145,7 +145,7 @@ class Ledger:
         _restrict(path)
         connection = ledger_file.connect(path, timeout_s=busy_timeout_ms / 1000, cached=256)
         try:
-            set_up(connection, path, busy_timeout_ms)
+            set_up(connection, path)
         except BaseException:
             connection.close()
             raise

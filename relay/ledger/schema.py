@@ -72,9 +72,8 @@ def schema_sql() -> str:
     return resources.files("relay").joinpath("schema.sql").read_text()
 
 
-def set_up(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
-    """Apply the settings of appendix B; create or migrate the tables."""
-    connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
+def set_up(connection: sqlite3.Connection, path: str) -> None:
+    """Apply PRAGMAS; create or migrate the tables."""
     connection.executescript(PRAGMAS)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:

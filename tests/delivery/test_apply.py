@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from relay.acomm.model import DeliveryState, MessageStatus, MessageType
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import Kind, parse, parse_delivered
-from relay.base.names import ORCHESTRATOR, sha256_hex
+from relay.base.names import ORCHESTRATOR, sha256_hex, uuid4_of
 from relay.delivery.control import MAX_NOTE
 from relay.delivery.file_ops import reconstruct
 from relay.delivery.plan import outcome, refuse
@@ -52,6 +52,25 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     assert stored
     states = standing(table.store, stored.id)
     assert states == {"bob": DeliveryState.SENT, "carol": DeliveryState.SENT}  # until it is done
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *("KIND: command", "KIND: query", "AWAIT: 30s"),
+        *("DELIVERY: at-least-once", "DELIVERY: exactly-once"),
+    ],
+)
+def test_what_expects_an_answer_is_a_thread_of_its_own(table: Table, head: str) -> None:
+    work = table.decide(f"TO: bob\n{head}\n\nhi")
+    stored = table.store.messages.find_by_relay_id(work.plan.message_id)
+    assert stored is not None and stored.correlation_id == uuid4_of(work.plan.message_id)
+
+
+def test_the_channel_of_all_belongs_to_nobody_also_if_all_are_two(table: Table) -> None:
+    table.decide("TO: *\n\nhi", agents={"alice", "bob"})
+    channel = table.store.channels.get_by_name("all")
+    assert channel is not None and channel.owner == ORCHESTRATOR
 
 
 def test_what_the_engine_refuses_is_answered(table: Table) -> None:

@@ -232,19 +232,13 @@ def test_every_header_has_its_place() -> None:
     )
 
 
-OWN, T = uuid4_of(ID), uuid4_of("t")
+T = uuid4_of("t")
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
 TOLD: list[tuple[str, dict[str, Any]]] = [
     ("TO: *", {"message_type": MessageType.BROADCAST}),
     ("TO: *\nPRIORITY: 1", {"message_type": MessageType.BROADCAST}),
     ("TO: *\nKIND: query", {"message_type": MessageType.QUERY}),
     (f"TO: bob\nTHREAD: {UUID}", {"correlation_id": UUID, "thread": UUID}),
-    # what expects an answer is a thread of its own
-    ("TO: bob\nKIND: command", {"correlation_id": OWN}),
-    ("TO: bob\nKIND: query", {"correlation_id": OWN}),
-    ("TO: bob\nDELIVERY: at-least-once", {"correlation_id": OWN}),
-    ("TO: bob\nDELIVERY: exactly-once", {"correlation_id": OWN}),
-    ("TO: bob\nAWAIT: 30s", {"correlation_id": OWN}),
     ("TO: bob\nDELIVERY: at-most-once", {"correlation_id": None}),
     ("TO: bob\nKIND: notification", {"correlation_id": None}),
     ("TO: bob\nPRIORITY: 1", {"correlation_id": None}),
