@@ -193,6 +193,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return relay_id if isinstance(relay_id, str) else None
 
     @property
+    def created_ns(self) -> int:
+        """When its file was discovered, or the relay's own event happened (Unix ns); 0: unknown."""
+        at = (self.metadata or {}).get("created_ns")
+        return at if isinstance(at, int) else 0
+
+    @property
     def not_before_ns(self) -> int:
         """Until when it is held (Unix ns), as its sender asked; 0: it is not."""
         at = (self.metadata or {}).get("not_before_ns")
@@ -204,7 +210,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         if self.ttl is None:
             return None
         known = self.metadata or {}
-        sent = known.get("sent_ns") or known.get("created_ns")
+        sent = known.get("sent_ns") or self.created_ns or None
         if not isinstance(sent, int):
             sent = self.created_at * NS_PER_S
         return sent + self.ttl * NS_PER_S

@@ -43,7 +43,7 @@ class ProcessNotice(NamedTuple):
     text: str
     key: str = ""  # tells one notification about a message from another
     process: ProcessRow | None = None
-    closed_intents: tuple[int, ...] = ()  # intents
+    closed_intents: tuple[int, ...] = ()  # numbers of operations that are done
     status_change: StatusChange | None = None  # the agent's status, with it
     forget: tuple[str, str] | None = None  # name, request: the spec to remove once sent
 

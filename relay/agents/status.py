@@ -46,7 +46,7 @@ UNAVAILABLE = frozenset({AgentStatus.TERMINATED, AgentStatus.RETIRED})  # messag
 
 
 class StatusChange(NamedTuple):
-    """An agent's new status and its reason, as taken by ``Registry.set_status``."""
+    """An agent's new status and its reason."""
 
     name: str
     status: str

@@ -21,7 +21,7 @@ from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
 from relay.ledger.ledger import Ledger
 
-EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, TOLD appended; or empty
+EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, NOTIFIED appended; or empty
 NOTIFIED = " told"
 LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
 

@@ -49,11 +49,11 @@ ENDED = ("read", "acked", "dead", "expired", "bounced")
 class InboxRepair:
     """Compares the deliveries in the journal with the files in inboxes."""
 
-    def __init__(self, dirs: Dirs, store: Engine, ledger: Ledger, *, power_cut: bool) -> None:
+    def __init__(self, dirs: Dirs, store: Engine, ledger: Ledger, *, rebooted: bool) -> None:
         self._dirs = dirs
         self._store = store
         self._ledger = ledger
-        self._power_cut = power_cut
+        self._rebooted = rebooted
 
     def finish_staged(self, open_ones: Iterable[int]) -> int:
         """Rename the files of committed deliveries; those without a file were delivered.
@@ -67,9 +67,9 @@ class InboxRepair:
             for recipient, delivery in known.get(number, {}).items()
             if delivery.state is DeliveryState.STAGED
         ]
-        reads = self._reads_of(staged) if self._power_cut else {}
+        reads = self._reads_of(staged) if self._rebooted else {}
         for message, relay_id, recipient, attempt in self._found(staged):
-            if self._power_cut:
+            if self._rebooted:
                 key = message.id, recipient
                 if key in reads or self._restore(message, recipient, attempt):
                     self._store.deliveries.deliver(message.id, [recipient], attempt)
@@ -199,7 +199,7 @@ class InboxRepair:
         if (
             delivery is not None
             and delivery.state is DeliveryState.ACKNOWLEDGED
-            and not self._power_cut
+            and not self._rebooted
         ):
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0

@@ -64,7 +64,7 @@ class OpenedStore(NamedTuple):
     tiers: Tiers
     key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
-    power_cut: bool  # the machine was restarted since
+    rebooted: bool  # the machine was restarted since
 
 
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
@@ -191,12 +191,12 @@ def open_store(
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
-        on_checkpoint = CheckpointWriter(home, tiers, covered).written
+        on_checkpoint = CoveredOffsets(home, tiers, covered).written
         log = EventLog(journal, codec, store, clock, boot, on_checkpoint)
         past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, key, past.projection, past.power_cut)
+    return OpenedStore(store, log, tiers, key, past.projection, past.rebooted)
 
 
 def _has_no_files(folder: str) -> bool:
@@ -236,8 +236,8 @@ def load_checkpoint(
     return _load(home, clock, config, key, None).state, ArchiveFiles(home.path(ARCHIVES), key)
 
 
-class CheckpointWriter:
-    """Records checkpoints, and tells the tiers which part of the journal they cover."""
+class CoveredOffsets:
+    """The offsets that checkpoints cover: tells them to the tiers, and keeps the base."""
 
     def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
         self._path = home.path(STORE) + PREVIOUS
@@ -267,7 +267,7 @@ class JournalReplay:
         self.projection = Projection()
         self._write_piece = write_piece
         self.boot = store.state.journal.boot_id if store.state.journal else ""
-        self.power_cut = False
+        self.rebooted = False
         self._store = store
         self._covered = _covered_offset(store.state)
         self._ledger_position = ledger_position
@@ -283,8 +283,8 @@ class JournalReplay:
             )
         begin = min(self._covered, self._ledger_position)
         replay(journal.read(begin, tiers.fetch), codec, self._store, self._on_record, warn)
-        self.power_cut = self.boot not in ("", boot)
-        if self.power_cut:  # inboxes are then compared with everything delivered since
+        self.rebooted = self.boot not in ("", boot)
+        if self.rebooted:  # inboxes are then compared with everything delivered since
             begin = min(self._covered, self._ledger_position)
             self._replay_all(journal.read(begin, tiers.fetch), codec)
 

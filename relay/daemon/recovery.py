@@ -68,8 +68,8 @@ def recover(
     ``restorer`` has written all pieces of the journal but the last.
     """
     store, events, projection = opened.store, opened.events, opened.projection
-    power_cut = opened.power_cut
-    if power_cut:
+    rebooted = opened.rebooted
+    if rebooted:
         log("The machine was restarted since the last run", action="power_cut")
     now = clock.now_ns()
     Deadlines(ledger, store, events, clock, log).extend()
@@ -78,10 +78,10 @@ def recover(
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
         open_ones = list(store.messages.incomplete().values())  # checked once: there may be many
-        inboxes = InboxRepair(dirs, store, ledger, power_cut=power_cut)
+        inboxes = InboxRepair(dirs, store, ledger, rebooted=rebooted)
         delivered = inboxes.finish_staged(open_ones)
         again = 0
-        if power_cut:
+        if rebooted:
             again = inboxes.compare(projection.written)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
@@ -93,7 +93,7 @@ def recover(
         _reconcile(ledger, store, now)
         _defer_unstaged(ledger, store, open_ones, now)
         files = _Files(dirs)
-        if power_cut:
+        if rebooted:
             inboxes.clear_ended(home)
             _restore_originals(files, ledger, store, projection.recent, log)
         settled, requeued = 0, list[tuple[str, str]]()

@@ -316,7 +316,7 @@ class StatusCollector(Collector):
         yield _gauge("relay_agents_unwatched", text, snapshot.unwatched)
         text = "Directories that inotify watches."
         yield _gauge("relay_inotify_watches", text, snapshot.watches)
-        text = "Messages throttled by max_pending."
+        text = "Messages held by max_pending."
         yield _gauge("relay_messages_held_back", text, snapshot.held_back)
         yield _gauge("relay_messages_active", "Messages of the live store.", snapshot.active)
         text = "Dead letters not yet replayed or discarded."

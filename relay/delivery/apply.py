@@ -1,8 +1,9 @@
 """Applying plans to the store: the message, the effect of an answer, commands, replies.
 
-In memory, except a saved state, which is written at once under the id of its message: the events
-become durable with the commit of their batch. A message that is in the
-store already is not stored again, so applying a plan after a crash repeats nothing.
+In memory: the events become durable with the commit of their batch. Three commands write at once,
+under the id of their message or in a way that is undone at a start without the commit: a saved
+state, the spec of a process, and the files that a cancel sets aside. A message that is in the store
+already is not stored again, so applying a plan after a crash repeats nothing.
 
 The relay's own messages are stored with what they are about. The reply to a command tells a plan
 that is made again that the command was carried out.
@@ -53,12 +54,12 @@ from relay.ledger.deliveries import DeliveryFacts, held_delivery
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
 NOTICES = frozenset({Kind.NOTIFICATION, Kind.REMINDER})  # of the relay's: they answer nothing
-CHANNEL_FULL = "throttled: the channel has as many pending messages as max_pending allows"
+CHANNEL_FULL = "the channel has as many pending messages as max_pending allows"
 CHANNEL_FULL_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows; checked this often
 STICKY = "sent before it joined"
 
 
-class StoreWriter:
+class PlanApplier:
     """Applies plans to the store. Owned by the loop."""
 
     def __init__(
@@ -115,7 +116,7 @@ class StoreWriter:
                 deliveries.move(stored.id, relay, DeliveryState.ACKNOWLEDGED, at_ns=at)
             notices = cancelled_notices(plan.subject, given.effects.cancellation, self._store)
             own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
-        files += tuple(self._own_files(own, stored))
+        files += tuple(self._store_own(own, stored))
         return Applied(plan, files, tuple(held), effects)
 
     def _hold(
@@ -183,7 +184,7 @@ class StoreWriter:
             if copied is not None and copied.relay_id is not None
         ]
 
-    def _own_files(
+    def _store_own(
         self, messages: Iterable[SystemMessage], stored: Message | None
     ) -> Iterator[OutgoingFile]:
         """Store messages of the relay's own, each once; yields the files of those somebody gets.
@@ -205,7 +206,7 @@ class StoreWriter:
                         raise
                     continue  # paused or closed: no notices wanted
             else:
-                at = int((kept.metadata or {}).get("created_ns") or at)
+                at = kept.created_ns or at
                 message = message._replace(body=kept.content)
                 known = self._store.messages.recipients(kept.id)
                 recipients = tuple([name for name in recipients if name in known])
@@ -240,7 +241,7 @@ def waits_for(stored: Message) -> str:
 
 
 def channel_full_until(stored: Message, now_ns: int) -> int:
-    """Next check of a throttled message: at most 60 s from now, and no later than its TTL."""
+    """Next check of a message whose channel is full: in at most 60 s, no later than its TTL."""
     due = now_ns + CHANNEL_FULL_RECHECK_NS
     if stored.ttl_over_ns is not None:
         due = min(due, max(stored.ttl_over_ns, now_ns) + 1)

@@ -187,7 +187,7 @@ def replay(
     on_record: Callable[[EventRecord, int], None],
     warn: Callable[[str], object],
 ) -> None:
-    """Apply events that the store does not have; ``heard`` gets every frame and its offset.
+    """Apply events that the store does not have; ``on_record`` gets every record and its offset.
 
     Missing events, and events that do not apply because of them, are reported to ``warn`` and
     skipped. Errors: FormatError, VersionError, SealedStore.
@@ -195,9 +195,9 @@ def replay(
     unfit = 0
     decode, apply, state = codec.decode, transitions.replay, store.state
     for record in records:
-        frame = decode(record.payload, record.offset)
-        on_record(frame, record.offset)
-        event, sequence = frame.event, frame.seq
+        decoded = decode(record.payload, record.offset)
+        on_record(decoded, record.offset)
+        event, sequence = decoded.event, decoded.seq
         if event is None or sequence is None or sequence < state.sequence:
             continue
         if sequence > state.sequence:

@@ -26,7 +26,7 @@ from relay.base.incidents import Refusal, RefusalCode
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.delivery import file_ops
-from relay.delivery.apply import TRANSIENT_ERRORS, StoreWriter
+from relay.delivery.apply import TRANSIENT_ERRORS, PlanApplier
 from relay.delivery.cancel import Canceller, is_cancel
 from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
@@ -74,7 +74,7 @@ class PlanExecutor:
         *,
         store: Engine,
         events: EventLog,
-        store_writer: StoreWriter,
+        plan_applier: PlanApplier,
         canceller: Canceller,
         ledger_writer: LedgerWriter,
         metrics: Metrics,
@@ -84,7 +84,7 @@ class PlanExecutor:
     ) -> None:
         self._store = store
         self._events = events
-        self._store_writer = store_writer
+        self._plan_applier = plan_applier
         self._canceller = canceller
         self._ledger_writer = ledger_writer
         self._metrics = metrics
@@ -122,7 +122,7 @@ class PlanExecutor:
                 self._metrics.begin("plan")
                 batch, deliveries = [], 0
             try:
-                applied = self._store_writer.apply(plan)
+                applied = self._plan_applier.apply(plan)
             except (*TRANSIENT_ERRORS, CommError) as exc:
                 if plan.inbound is not None and not isinstance(exc, TRANSIENT_ERRORS):
                     raise  # the fault is the file's
@@ -147,17 +147,17 @@ class PlanExecutor:
         done = [self._stage(dirs, applied) for applied in batch]
         staged_at = self._clock.now_ns()
         begin("commit")
-        left = self._make_events(done, staged_at)
+        without_event = self._make_events(done, staged_at)
         self._events.commit()
         begin("deliver")
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
-        done, delivered = self._deliver(dirs, done, staged_at, left)
+        done, delivered = self._deliver(dirs, done, staged_at, without_event)
         if delivered:
             _yield_core()
         self._unstage_missed(dirs, done)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, left))
+        result.replaced.extend(self._ledger_writer.record(dirs, done, without_event))
         result.executed.extend(done)
         self._count(done, delivered)
         if done:
@@ -196,11 +196,11 @@ class PlanExecutor:
     # -- the events of the commit ------------------------------------------------------
 
     def _make_events(self, batch: list[Applied], now: int) -> list[DeliveryFacts]:
-        """Make the events of a batch that are left: what ended, what is refused and staged.
+        """Make the other events of a batch: what ended, what is refused and staged.
 
         Returns what ended of messages that have left the store: no event speaks of it.
         """
-        left: list[DeliveryFacts] = []
+        without_event: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
         for applied in batch:
             plan, changes = applied.plan, applied.plan.changes
@@ -212,7 +212,7 @@ class PlanExecutor:
                 self._bounce(plan.message_id, changes.bounced)
             for ended in changes.ended:
                 if not self._end(ended):
-                    left.append(_end_of(ended))
+                    without_event.append(_end_of(ended))
             for reminder in changes.reminders:
                 self._remind(reminder)
             if (inbound := plan.inbound) is not None and inbound.refusal is not None:
@@ -220,7 +220,7 @@ class PlanExecutor:
                 self._store.apply(refused, now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
-        return left
+        return without_event
 
     def _bounce(self, message_id: str, reasons: Mapping[str, str]) -> None:
         stored = self._store.messages.find_by_relay_id(message_id)
@@ -246,11 +246,15 @@ class PlanExecutor:
     # -- deliver -----------------------------------------------------------------------
 
     def _deliver(
-        self, dirs: Dirs, batch: list[Applied], staged_at: int, left: list[DeliveryFacts]
+        self,
+        dirs: Dirs,
+        batch: list[Applied],
+        staged_at: int,
+        without_event: list[DeliveryFacts],
     ) -> tuple[list[Applied], int]:
         """Rename the staged files; returns the batch, and how many files are now in inboxes.
 
-        ``left`` gets those of which no event speaks.
+        ``without_event`` gets those of which no event speaks.
         """
         done: list[Applied] = []
         delivered = 0
@@ -265,9 +269,8 @@ class PlanExecutor:
                 if file.attempt > 1:
                     self._metrics.again += len(reached)
                 if len(moved) < len(reached):
-                    left += self._written_facts(
-                        file, set(reached).difference(moved), staged_at, now
-                    )
+                    unmoved = set(reached).difference(moved)
+                    without_event += self._written_facts(file, unmoved, staged_at, now)
             done.append(
                 applied if failed is applied.undelivered else replace(applied, undelivered=failed)
             )

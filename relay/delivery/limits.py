@@ -120,12 +120,13 @@ class ReplyLoops:
         agents = {agent}
         for _ in range(self._most + 1):
             stored = self._store.messages.find_by_relay_id(answers) if answers else None
-            metadata = (stored.metadata or {}) if stored is not None else {}
-            age_ns = now_ns - int(metadata.get("created_ns") or 0)
-            if stored is None or not 0 <= age_ns <= LOOP_WINDOW_NS:  # or the clock was set back
+            if stored is None:
+                return ""
+            age_ns = now_ns - stored.created_ns
+            if not 0 <= age_ns <= LOOP_WINDOW_NS:  # or the clock was set back
                 return ""
             agents.add(stored.sender)
-            answers = str(metadata.get("re") or "")
+            answers = str((stored.metadata or {}).get("re") or "")
         names = ", ".join(sorted(agents))
         why = f"more than {self._most} answers of {names} along RE within a minute"
         if self._is_new(frozenset(agents)):

@@ -21,7 +21,7 @@ from relay.base.metrics import Metrics
 from relay.base.names import LEAD
 from relay.base.watcher import NOTHING, WatchEvents
 from relay.delivery import file_ops
-from relay.delivery.apply import StoreWriter, refuse_fault
+from relay.delivery.apply import PlanApplier, refuse_fault
 from relay.delivery.cancel import Canceller
 from relay.delivery.control import Orchestrator
 from relay.delivery.downtime import Deadlines
@@ -130,7 +130,7 @@ class Dispatcher:
         self._executor = PlanExecutor(
             store=store,
             events=events,
-            store_writer=StoreWriter(store, orchestrator, clock, log),
+            plan_applier=PlanApplier(store, orchestrator, clock, log),
             canceller=canceller,
             ledger_writer=self._ledger_writer,
             metrics=self.metrics,

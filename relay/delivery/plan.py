@@ -180,8 +180,7 @@ def cancelled_notices(
 
 def subject_of(message: Message) -> Subject:
     """A message in the store as the subject of notices."""
-    at_ns = int((message.metadata or {}).get("created_ns") or 0)
-    return Subject(message.relay_id or "", message.sender, at_ns)
+    return Subject(message.relay_id or "", message.sender, message.created_ns)
 
 
 def system_message(

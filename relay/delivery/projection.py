@@ -375,7 +375,7 @@ def _system_row(message: Message, relay_id: str) -> FileFacts:
     """Ledger facts of a message sent by the orchestrator, which has no file."""
     metadata, content = message.metadata or {}, message.content
     kind = str(metadata.get("kind", KIND_OF[message.message_type]))
-    path, at = f"{ORCHESTRATOR}/{relay_id}{MSG_SUFFIX}", int(metadata.get("created_ns") or 0)
+    path, at = f"{ORCHESTRATOR}/{relay_id}{MSG_SUFFIX}", message.created_ns
     checksum, to = sha256_hex(content), str(metadata.get("to", ""))
     size = len(content)
     return FileFacts(relay_id, ORCHESTRATOR, path, size, at, None, checksum, kind, to, at)

@@ -150,22 +150,22 @@ class ReadDetector:
     def _classify(self, dirs: Dirs, agent: str, missing: Mapping[str, int]) -> None:
         known = self._mailboxes.get(agent)
         found = file_fates(dirs, agent, known, missing, self._clock.now_ns())
-        made_at = created_ns(known)
+        made_at = inbox_created_ns(known)
         older = [
             message_id
-            for message_id, trace in found.items()
-            if trace is FileFate.REMOVED and 0 < missing[message_id] < made_at
+            for message_id, fate in found.items()
+            if fate is FileFate.REMOVED and 0 < missing[message_id] < made_at
         ]
         rows = self._ledger.deliveries.rows(older) if older else {}
-        for message_id, trace in found.items():
+        for message_id, fate in found.items():
             row = rows.get(message_id, {}).get(agent)
             if row is not None and row.state == "dead":
                 continue  # vanished before, or restored from a copy: unknown
-            if trace in (FileFate.TAKEN, FileFate.REMOVED):
-                how = TAKEN if trace is FileFate.TAKEN else REMOVED
+            if fate in (FileFate.TAKEN, FileFate.REMOVED):
+                how = TAKEN if fate is FileFate.TAKEN else REMOVED
                 self._record_read(agent, message_id, how)
         self._defer_unread(
-            agent, [message_id for message_id, trace in found.items() if trace is FileFate.VANISHED]
+            agent, [message_id for message_id, fate in found.items() if fate is FileFate.VANISHED]
         )
 
     def _record_read(self, agent: str, message_id: str, how: str) -> None:
@@ -272,7 +272,7 @@ def mailbox_identity(dirs: Dirs, agent: str) -> str:
     return _identity(dirs.get("agents", agent, "inbox"))
 
 
-def created_ns(known: str | None) -> int:
+def inbox_created_ns(known: str | None) -> int:
     """Creation time of an inbox by its identity (Unix ns); 0: unknown."""
     return int(known.partition(":")[2]) if known else 0
 

@@ -92,12 +92,12 @@ class LedgerWriter:
         self,
         dirs: Dirs,
         batch: list[Applied],
-        left: list[DeliveryFacts],
+        without_event: list[DeliveryFacts],
     ) -> list[OutboxFile]:
         """Record a batch, and archive its originals.
 
-        ``left``: of which no event speaks, as of messages that have left the store. Returns files
-        that were put in the place of others meanwhile: they are to be read.
+        ``without_event``: rows of which no event speaks, as of messages that have left the store.
+        Returns files that were put in the place of others meanwhile: they are to be read.
         """
         replaced: list[OutboxFile] = []
         plain: list[Applied] = []
@@ -111,7 +111,7 @@ class LedgerWriter:
             is_in_journal = inbound.refusal is None and plan.command is None
             (plain if is_in_journal else rest).append(applied)
         paths = self._archive_all(dirs, plain, replaced)
-        self.write(partial(self._record, batch, left, paths))
+        self.write(partial(self._record, batch, without_event, paths))
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -124,7 +124,7 @@ class LedgerWriter:
     def _record(
         self,
         batch: list[Applied],
-        left: list[DeliveryFacts],
+        without_event: list[DeliveryFacts],
         paths: dict[str, str | None],
     ) -> None:
         """Record what only the ledger has; ``paths``: the originals that are archived already."""
@@ -132,10 +132,11 @@ class LedgerWriter:
         senders = set[str]()
         done: list[str] = []
         held: list[DeliveryFacts] = []
+        late = [*without_event]
         for applied in batch:
             inbound, plan = applied.plan.inbound, applied.plan
             if plan.answer is not None:
-                left += self._late_answer(plan, plan.answer)
+                late += self._late_answer(plan, plan.answer)
             if applied.undelivered or applied.held:
                 held += self._held(applied, now)
             if applied.effects is not NO_EFFECTS:
@@ -144,8 +145,8 @@ class LedgerWriter:
                 senders.add(inbound.file.agent)
                 if inbound.refusal is None:
                     done.append(inbound.file.message_id)
-        if left:
-            deliveries.upsert(left)
+        if late:
+            deliveries.upsert(late)
         if held:
             deliveries.hold(held)
         if len(paths) < len(done):

@@ -95,7 +95,7 @@ class HeldQueue:
         """Nothing: what was not executed stays due; an inbox that refused is in the ledger."""
 
     def _release(self, now: int) -> None:
-        """Make throttled messages due once ``max_pending`` permits them."""
+        """Make messages of full channels due once ``max_pending`` permits them."""
         ready = set(self._store.deliveries.resumable())
         fresh = ready - self._released
         self._released = ready
@@ -123,14 +123,14 @@ class HeldQueue:
         if stored is not None and is_early and not directory.absence(held.recipient):
             self._hold(held, waits_for(stored), stored.not_before_ns)
             return None
-        is_throttled = stored is not None and self._is_throttled(stored)
-        end = self._end_of(held, stored, directory, now, is_throttled=is_throttled)
+        is_full = stored is not None and self._is_full(stored)
+        end = self._end_of(held, stored, directory, now, is_full=is_full)
         if end is not None:
             ended = OverdueDelivery(
                 stored.id if stored else 0, held.message_id, held.recipient, held.attempt, *end
             )
             return end_delivery(ended, row, directory, self._store)
-        if stored is not None and is_throttled:
+        if stored is not None and is_full:
             self._hold(held, CHANNEL_FULL, channel_full_until(stored, now))
             return None
         return self._attempt(dirs, held, row, stored, now)
@@ -142,11 +142,11 @@ class HeldQueue:
         directory: Directory,
         now: int,
         *,
-        is_throttled: bool,
+        is_full: bool,
     ) -> tuple[DeliveryState, str] | None:
         """The state and the reason with which a delivery is given up; None: it is retried."""
         if stored and stored.is_expired(now):
-            way = "its channel released it" if is_throttled else "the inbox could be written"
+            way = "its channel released it" if is_full else "the inbox could be written"
             return DeliveryState.EXPIRED, f"its TTL of {stored.ttl} s passed before {way}"
         if away := directory.absence(held.recipient):
             return DeliveryState.BOUNCED, away
@@ -156,16 +156,12 @@ class HeldQueue:
         is_ours = why == ACCEPTED or why.startswith(NO_ROOM)  # it fails for no fault of the inbox
         was_tried = not is_ours and (stored is None or why != waits_for(stored))
         if was_tried and age_s >= self._config.delivery.give_up_after_s:
-            what = (
-                "its channel did not release it"
-                if is_throttled
-                else "its inbox could not be written"
-            )
+            what = "its channel did not release it" if is_full else "its inbox could not be written"
             return DeliveryState.DEAD, f"{what} for {age_s} s: {why}"
         return None
 
-    def _is_throttled(self, stored: Message) -> bool:
-        """True while its channel throttles a message."""
+    def _is_full(self, stored: Message) -> bool:
+        """True while the message waits for others of its channel."""
         return self._store.deliveries.is_held(stored.id) and stored.id not in self._released
 
     def _attempt(

@@ -316,7 +316,7 @@ def _why_over(inbound: Inbound, message: MessageFile, original: Message, store: 
     if not owes and (first := _first_answer(original, sender, store)):
         return f"{_relay_id(original)} was answered by {sender} {first}"
     waits_ms = permission_ms(metadata.get(f"h.{PERMISSION}"))
-    over = int(metadata.get("created_ns") or 0) + waits_ms * NS_PER_MS
+    over = original.created_ns + waits_ms * NS_PER_MS
     if waits_ms and inbound.discovered_at > over and message.kind is Kind.RESPONSE:
         return f"{_relay_id(original)} no longer waits: the agent's own dialog asks now"
     return ""
@@ -335,7 +335,7 @@ def _first_answer(original: Message, sender: str, store: Engine) -> str:
         is_end = message.message_type is MessageType.RESPONSE or known.get("kind") == Kind.NACK
         if is_end and message.sender == sender and known.get("re") == original.relay_id:
             line = message.content.decode(errors="replace").strip().partition("\n")[0]
-            at = iso_time(int(known.get("created_ns") or 0))[:19]
+            at = iso_time(message.created_ns)[:19]
             return f"at {at}Z: {line[:MAX_ANSWER]}"
     return ""
 

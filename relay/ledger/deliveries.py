@@ -17,6 +17,10 @@ import msgspec
 from relay.ledger import OFFERED, UNREAD
 from relay.ledger.file import as_json
 
+# As the index deliveries_open has it: SQLite takes it only for a condition that it can see to be in
+# the index's own.
+_IS_HELD = "state IN ('held', 'staged') AND state = 'held'"
+
 
 class DeliveryFacts(msgspec.Struct, gc=False, array_like=True):
     """A row of ``deliveries`` as it is read, or its new values; times in Unix ns.
@@ -144,8 +148,7 @@ class DeliveryTable:
     def hold_rest(self, reason: str, due_at: int) -> None:
         """The same for each held delivery that has no due time: it was not tried yet."""
         self._db.execute(
-            "UPDATE deliveries SET last_error = ?, due_at = ? "
-            "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at IS NULL",
+            f"UPDATE deliveries SET last_error = ?, due_at = ? WHERE {_IS_HELD} AND due_at IS NULL",
             (reason, due_at),
         )
 
@@ -212,8 +215,7 @@ class DeliveryTable:
         return [
             DeliveryFacts(*row)
             for row in self._db.execute(
-                f"SELECT {_COLUMNS} FROM deliveries "
-                "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at <= ? LIMIT ?",
+                f"SELECT {_COLUMNS} FROM deliveries WHERE {_IS_HELD} AND due_at <= ? LIMIT ?",
                 (now_ns, limit),
             )
         ]
@@ -271,8 +273,7 @@ class DeliveryTable:
     def cap_due_times(self, latest_ns: int) -> None:
         """Make no held delivery due later than this, after the clock was set back."""
         self._db.execute(
-            "UPDATE deliveries SET due_at = ? "
-            "WHERE state IN ('held', 'staged') AND state = 'held' AND due_at > ?",
+            f"UPDATE deliveries SET due_at = ? WHERE {_IS_HELD} AND due_at > ?",
             (latest_ns, latest_ns),
         )
 

@@ -148,12 +148,11 @@ _decode_position = msgspec.json.Decoder(Position).decode  # made here: see relay
 def entry_of(message: Message, recipients: Iterable[str], default_kind: str) -> Entry:
     """The row of a message."""
     metadata = message.metadata or {}
-    at_ns = metadata.get("created_ns")
     thread, re = metadata.get("thread"), metadata.get("re")
     return Entry(
         message.id,
         message.created_at,
-        at_ns if isinstance(at_ns, int) else message.created_at * 10**9,
+        message.created_ns or message.created_at * 10**9,
         message.relay_id,
         message.sender,
         message.channel_id,

@@ -111,11 +111,11 @@ def test_M05_several_are_counted(states: list[str], text: str) -> None:
 
 
 def test_M05_the_reason_why_several_are_held_is_said_once() -> None:
-    held = [bob("held", last_error="throttled", recipient=name) for name in "abcde"]
-    assert outcomes.progress(ROW, held[:2], NOW) == "held for a, b: throttled"
-    assert outcomes.progress(ROW, held, NOW) == "held for a, b, c and 2 more: throttled"
+    held = [bob("held", last_error="full channel", recipient=name) for name in "abcde"]
+    assert outcomes.progress(ROW, held[:2], NOW) == "held for a, b: full channel"
+    assert outcomes.progress(ROW, held, NOW) == "held for a, b, c and 2 more: full channel"
     held[1] = bob("held", last_error="full", recipient="b")
-    assert outcomes.progress(ROW, held[:2], NOW) == "held for a: throttled; held for b: full"
+    assert outcomes.progress(ROW, held[:2], NOW) == "held for a: full channel; held for b: full"
 
 
 def test_M05_answers_of_several_come_first() -> None:

@@ -12,7 +12,7 @@ from relay.agents.status import Directory
 from relay.base.config import SpawnSettings
 from relay.base.message import parse
 from relay.base.names import message_id_of, sha256_hex
-from relay.delivery.apply import StoreWriter
+from relay.delivery.apply import PlanApplier
 from relay.delivery.control import Orchestrator
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
@@ -40,7 +40,7 @@ class Table:
             cast(Any, None),
             cast(Any, ledger),
         )
-        self.writer = StoreWriter(self.store, orchestrator, clock, lambda *_, **__: None)
+        self.writer = PlanApplier(self.store, orchestrator, clock, lambda *_, **__: None)
         self.number = 0
 
     def plan(

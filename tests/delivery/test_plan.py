@@ -131,7 +131,7 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
         assert (len(made.messages), made.refusal) == (nacks, None)
 
 
-def test_a_throttled_message_is_stored_and_deferred(talk: Table) -> None:
+def test_a_message_beyond_max_pending_is_stored_and_held(talk: Table) -> None:
     channel = talk.store.channels.get_by_name("team")
     assert channel is not None
     talk.store.channels.configure(channel.id, max_pending=1)

@@ -53,7 +53,7 @@ def test_beyond_max_pending_messages_wait_and_continue_in_order(box: Box) -> Non
     ids = ", ".join(one.partition("-")[2][:8] for one in sent[:2])
     assert f"pending      {ids}\n" in relay("channel", "show", "team", home=box.root).stdout
     ((error,),) = box.sql("SELECT last_error FROM deliveries WHERE message_id = ?", sent[2])
-    assert error == "throttled: the channel has as many pending messages as max_pending allows"
+    assert error == "the channel has as many pending messages as max_pending allows"
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent[0]}\n\ncompleted")
     assert from_team(box, "bob") == ["0", "1", "2"]
     assert box.states(sent[2]) == {"bob": "written"}

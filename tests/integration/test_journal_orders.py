@@ -12,7 +12,7 @@ from relay.base.errors import StoreFull
 from relay.base.home import BASE, STORE
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.session import Executors
-from relay.delivery.apply import StoreWriter
+from relay.delivery.apply import PlanApplier
 from tests.box import Box
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, rows_of, until
@@ -146,7 +146,7 @@ def test_a_command_that_is_decided_twice_is_one_order(
         raise StoreFull("too many messages are active")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreWriter, "_own_files", full)  # of its reply
+        patch.setattr(PlanApplier, "_store_own", full)  # of its reply
         sent = box.command("operator", "journal.seal")
     box.after(2)
     assert box.states(sent) == {"__orchestrator__": "read"}
