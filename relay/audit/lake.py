@@ -30,7 +30,7 @@ from relay.base import fsio
 from relay.base.errors import NoRoom, RelayError
 from relay.base.names import sha256_hex
 
-EXTRACTOR = 2  # another version makes everything again
+EXTRACTOR = 3  # another version makes everything again
 HOMES = "homes"
 SUFFIX = ".parquet"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -92,6 +92,7 @@ STORE_DELIVERIES = pa.schema(
         _RELAY_ID,
         always("recipient", TEXT, "agent"),
         always("state", TEXT, "Sent, Delivered, Acknowledged, Bounced"),
+        maybe("due_at", TIME, "when the acknowledgment is overdue, or the next attempt due"),
     ]
 )
 
@@ -171,7 +172,7 @@ JOURNAL_RECORDS = pa.schema(
         _END,
         _AT,
         always("event", TEXT, "FileRefused, OfferChanged, Rolled, ...; Start, Gap, Sealed"),
-        maybe("relay_id", TEXT, "message_id of the ledger: FileRefused, OfferChanged"),
+        maybe("relay_id", TEXT, "message_id: FileRefused, OfferChanged, DeadLetterDiscarded"),
         maybe("sender", TEXT, "agent: FileRefused"),
         maybe("to", TEXT, "the TO header: FileRefused"),
         maybe("created_ns", NUMBER, "FileRefused: discovery, Unix nanoseconds"),
@@ -205,7 +206,7 @@ JOURNAL = pa.schema(
         maybe("sequence", NUMBER, "events of the store before this one; NULL: no event"),
         maybe("number", U64, "the engine's number of the one message that it is about"),
         maybe("numbers", NUMBER, "how many messages it is about; NULL: none"),
-        maybe("relay_id", TEXT, "message_id of the ledger: MessageSent, FileRefused, OfferChanged"),
+        maybe("relay_id", TEXT, "message_id: MessageSent, and the events of journal_records"),
         maybe("message_type", TEXT, "MessageSent: Text, Command, ..."),
         maybe("kind", TEXT, "MessageSent: the KIND header"),
         maybe("sender", TEXT, "agent: MessageSent, FileRefused"),

@@ -34,9 +34,10 @@ ON channel.id = channel_id AND nth = 1
 -- view: judged
 -- Deliveries to agents that owe an acknowledgment or have one. The answer to a command or query is
 -- owed as long as its obligation is open in the ledger, also after an acknowledgment that does not
--- close it. Ledger and journal have the time when it is overdue; where neither does, the kind of
--- the message and its channel decide. A relay that is not running does nothing: overdue is judged
--- by its last activity.
+-- close it. Ledger, store and journal have the time when it is overdue, the journal as it was before
+-- the time without a relay was added; where none does, the kind of the message and its channel
+-- decide. A relay that is not running does nothing: overdue is judged by its last activity, which a
+-- clock that was ahead does not show.
 SELECT CASE WHEN is_acked AND is_unrequested THEN 'unrequested' WHEN is_acked THEN 'answered'
         WHEN past_us > :grace_us THEN 'overdue' WHEN is_again THEN 'late' ELSE 'owed' END AS class,
     message_id, agent, route, recipient, state, attempt, written_at, due_at,
@@ -52,16 +53,22 @@ FROM (
             AND NOT coalesce(modified_at >= written_at, false) AS is_unrequested,
         CASE WHEN obligation IS NOT NULL THEN obligation = 'open'
             WHEN is_told THEN told_until IS NOT NULL ELSE by_kind END AS owes,
-        coalesce(owed_until, told_until, CASE WHEN by_kind THEN
+        coalesce(owed_until, kept_until, told_until, CASE WHEN by_kind THEN
             timestamp_micros(unix_micros(written_at) + timeout_s * 1000000) END) AS due_at,
         alive_us - unix_micros(due_at) AS past_us
     FROM sent
     LEFT JOIN asked ON relay_id = message_id
     LEFT JOIN (
+        SELECT id AS kept, recipient AS keeper, max(due_at) AS kept_until
+        FROM store_deliveries WHERE due_at IS NOT NULL GROUP BY id, recipient)
+    ON kept = number AND keeper = recipient
+    LEFT JOIN (
         SELECT number AS of, recipient AS whom, max(due_at) AS told_until
         FROM journal_moves WHERE due_at IS NOT NULL GROUP BY number, recipient)
     ON of = number AND whom = recipient
-    CROSS JOIN (SELECT max(unix_micros(updated_at)) AS alive_us FROM ledger_orchestrator_state)
+    CROSS JOIN (
+        SELECT max(unix_micros(updated_at)) AS alive_us
+        FROM ledger_orchestrator_state WHERE unix_micros(updated_at) <= :snapshot_us)
     CROSS JOIN (
         SELECT min(at) AS journal_from
         FROM (

@@ -12,7 +12,8 @@
 
 -- view: died
 -- Deliveries that are dead, or once were by audit_log, with time and number of deaths.
-SELECT d.message_id, d.recipient, d.state, d.attempt, d.last_error, log.times, log.died_at
+SELECT d.message_id, d.recipient, d.state, d.attempt, d.last_error, d.discarded_at, log.times,
+    log.died_at
 FROM ledger_deliveries d LEFT JOIN (
     SELECT message_id, recipient, count(*) AS times, max(at) AS died_at
     FROM delivery_changes WHERE new_status = 'dead' GROUP BY message_id, recipient) log
@@ -20,8 +21,10 @@ ON log.message_id = d.message_id AND log.recipient = d.recipient
 WHERE d.state = 'dead' OR log.times IS NOT NULL
 
 -- view: letters
+-- A message to several may be in the store for others when its dead letter was discarded.
 SELECT died.message_id, died.recipient, m.agent_name AS agent, m.target AS route,
-    CASE WHEN died.state <> 'dead' THEN 'replayed' WHEN kept.relay_id IS NOT NULL THEN 'waiting'
+    CASE WHEN died.state <> 'dead' THEN 'replayed'
+        WHEN died.discarded_at IS NULL AND kept.relay_id IS NOT NULL THEN 'waiting'
         ELSE 'discarded' END AS class,
     died.state, died.last_error AS reason,
     regexp_replace(died.last_error, '[0-9]+', '…') AS reason_kind, died.attempt,
@@ -45,12 +48,12 @@ FROM letters GROUP BY day, reason_kind, recipient
 -- Two may be one incident.
 SELECT max_by(message_id, died_at) AS message_id, max_by(agent, died_at) AS agent,
     recipient AS route, count(*) AS letters, max(reason) AS reason, max(died_at) AS died_at
-FROM dead_letters WHERE state = 'dead' AND reason_kind IS NOT NULL
+FROM dead_letters WHERE class = 'waiting' AND reason_kind IS NOT NULL
 GROUP BY recipient, reason_kind HAVING count(*) >= 3
 
 -- findings: again
 SELECT message_id, agent, route, recipient, times, reason, died_at
-FROM dead_letters WHERE times > 1 AND state = 'dead'
+FROM dead_letters WHERE class = 'waiting' AND times > 1
 
 -- findings: forgotten
 -- A weekly look has seen it.

@@ -76,16 +76,19 @@ FROM (
     GROUP BY message_id, recipient, attempt)
 WHERE times > 1
 UNION ALL
--- A text, an ack or a status may well be repeated; a command that is repeated is executed twice. An
--- intended repetition comes later; the relay may be sent the same repeatedly.
+-- A text, an ack or a status may well be repeated; a command that is repeated is executed twice,
+-- unless nobody got the first, as one that was cancelled. An intended repetition comes later; the
+-- relay may be sent the same repeatedly.
 SELECT 'resent', message_id, agent, route, NULL, 2, before_id, apart_ms
 FROM (
     SELECT message_id, agent_name AS agent, target AS route, lag(message_id) OVER same AS before_id,
         unix_millis(discovered_at) - unix_millis(lag(discovered_at) OVER same) AS apart_ms
-    FROM ledger_messages
+    FROM ledger_messages AS m
     WHERE message_type IN ('command', 'query') AND status IN ('completed', 'archived')
         AND checksum IS NOT NULL AND agent_name <> '__orchestrator__'
-        AND target <> '__orchestrator__'
+        AND target <> '__orchestrator__' AND NOT EXISTS (
+            SELECT 1 FROM ledger_deliveries AS d
+            WHERE d.message_id = m.message_id AND state = 'expired' AND read_at IS NULL)
     WINDOW same AS (PARTITION BY agent_name, target, message_type, checksum ORDER BY id))
 WHERE abs(apart_ms) <= 60000
 

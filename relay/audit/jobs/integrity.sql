@@ -91,19 +91,28 @@ FROM (
 GROUP BY day, kind
 
 -- table: integrity_days
--- Retention takes the oldest days first, and of the store's archives none.
+-- Retention takes the oldest days first, and of the store's archives none. An original that waits
+-- for its delivery stays, and shows nothing of the days after its own.
 SELECT day, kind, coalesce(files, 0) AS files, coalesce(bytes, 0) AS bytes,
     coalesce(hash, '') AS hash, files_before, hash_before,
     coalesce(is_partial, false) AS is_partial,
     CASE WHEN files_before IS NULL THEN 'new' WHEN hash = hash_before THEN 'same'
         WHEN coalesce(files, 0) > files_before THEN 'grown' WHEN files = files_before THEN 'changed'
-        WHEN first_same < day OR kind = 'archive' THEN 'shrunk' ELSE 'pruned' END AS class
+        WHEN first_same < day AND NOT is_past OR kind = 'archive' THEN 'shrunk'
+        ELSE 'pruned' END AS class
 FROM (
-    SELECT *, min(CASE WHEN hash = hash_before THEN day END) OVER (PARTITION BY kind) AS first_same
-    FROM hashed FULL JOIN (
-        SELECT day, kind, files AS files_before, hash AS hash_before
-        FROM integrity_days_before WHERE files > 0)
-    USING (day, kind))
+    SELECT *, min(CASE WHEN hash = hash_before AND NOT is_kept THEN day END)
+            OVER (PARTITION BY kind) AS first_same
+    FROM (
+        SELECT *, kind = 'original' AND coalesce(is_in_use, false) AS is_kept,
+            kind = 'original' AND archive_days > 0 AND day < string(to_date(timestamp_micros(
+                :snapshot_us - (archive_days - 1) * 86400000000))) AS is_past
+        FROM hashed FULL JOIN (
+            SELECT day, kind, files AS files_before, hash AS hash_before
+            FROM integrity_days_before WHERE files > 0)
+        USING (day, kind)
+        LEFT JOIN days_in_use USING (day)
+        CROSS JOIN (SELECT archive_days FROM home)))
 
 -- findings: class
 SELECT class, path, kind, array_join(problems, '; ') AS problem

@@ -80,9 +80,10 @@
 -- what follows a batch, as deliveries and reads, an idle relay leaves behind it.
 --
 -- originals_from: the first day whose originals must all be there. Retention removes whole days,
--- the oldest first, and nothing of today: a day is judged when an older one is still there. The
--- oldest itself may be half removed just now, unless neither its age nor the total size call for
--- that.
+-- the oldest first, and nothing of today: a day is judged when it is younger than the age at which
+-- they go, and an older one is still there. The oldest itself may be half removed just now, unless
+-- the total size does not call for that. What waits for its delivery is kept however old it is, and
+-- so is the pack of its day: such a day shows nothing about others.
 --
 -- noted_at: the last time when the ledger recorded archived originals. The transaction that
 -- completes a batch also records those of the batch before; a start does so for all that it finds.
@@ -90,14 +91,14 @@ SELECT timestamp_micros(:snapshot_us - :grace_us) AS since,
     timestamp_micros(:snapshot_us + greatest(:grace_us, 30000000)) AS until, journal_from,
     journal_begin, follows, journal_end AS ends, coalesce(untold_records, 0) AS untold_records,
     untold_since, noted_at, :lost = 0 AS is_whole,
-    CASE WHEN archive_days = 0 AND archive_mib = 0 THEN '' ELSE least(
-        string(to_date(timestamp_micros(:snapshot_us))),
-        CASE WHEN (archive_days = 0 OR first_day > string(to_date(
-                timestamp_micros(:snapshot_us - archive_days * 86400000000))))
-            AND (archive_mib = 0 OR bytes <= archive_mib * 1048576) THEN first_day
-            ELSE string(to_date(timestamp_micros(
-                unix_micros(to_timestamp(first_day)) + 86400000000)))
-        END) END AS originals_from
+    CASE WHEN archive_days = 0 AND archive_mib = 0 THEN '' ELSE greatest(
+        CASE WHEN archive_days = 0 THEN '' ELSE string(to_date(
+            timestamp_micros(:snapshot_us - (archive_days - 1) * 86400000000))) END,
+        least(string(to_date(timestamp_micros(:snapshot_us))),
+            CASE WHEN archive_mib = 0 OR bytes <= archive_mib * 1048576 THEN first_day
+                ELSE string(to_date(timestamp_micros(
+                    unix_micros(to_timestamp(first_day)) + 86400000000)))
+            END)) END AS originals_from
 FROM home
 CROSS JOIN (
     SELECT min(at) AS journal_from, min(`end`) AS journal_begin,
@@ -122,7 +123,8 @@ CROSS JOIN (
     LEFT JOIN (
         SELECT day, count(*) AS files FROM originals WHERE kind = 'original' GROUP BY day)
     USING (day)
-    WHERE 2 * coalesce(files, 0) >= messages)
+    LEFT JOIN days_in_use USING (day)
+    WHERE 2 * coalesce(files, 0) >= messages AND is_in_use IS NULL)
 CROSS JOIN (
     SELECT max(processed_at) AS noted_at
     FROM ledger_messages WHERE status IN ('completed', 'archived') AND processed_at
@@ -140,7 +142,7 @@ SELECT message_id, max(ledger) AS ledger, count(state) AS deliveries,
     nullif(array_join(sort_array(collect_list(
         CASE WHEN state IN ('expired', 'bounced', 'dead') THEN recipient END)), ', '), '')
         AS ended_for,
-    count(CASE WHEN state = 'dead' THEN state END) AS dead,
+    count(discarded_at) AS discarded,
     coalesce(bool_or(state = 'scheduled'), false) AS is_scheduled,
     nullif(count(copy), 0) AS copies, count(copy.checksum) AS checksums,
     min(copy.checksum) AS lowest_checksum, max(copy.checksum) AS highest_checksum,
@@ -166,25 +168,28 @@ FROM (
     FROM (
         SELECT message_id, struct(agent_name, target, message_type, status, checksum, file_path,
                 file_size, file_inode, discovered_at, processed_at, last_error) AS ledger,
-            CAST(NULL AS STRING) AS state, CAST(NULL AS STRING) AS recipient, NULL AS copy,
-            NULL AS record, NULL AS original
+            CAST(NULL AS STRING) AS state, CAST(NULL AS STRING) AS recipient,
+            CAST(NULL AS TIMESTAMP) AS discarded_at, NULL AS copy, NULL AS record, NULL AS original
         FROM ledger_messages
         UNION ALL
         SELECT message_id, NULL, CASE WHEN state = 'held' AND last_error LIKE 'not before %'
-                THEN 'scheduled' ELSE state END, recipient, NULL, NULL, NULL
+                THEN 'scheduled' ELSE state END, recipient, discarded_at, NULL, NULL, NULL
         FROM ledger_deliveries
         UNION ALL
-        SELECT relay_id, NULL, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
+        SELECT relay_id, NULL, NULL, NULL, at, NULL, NULL, NULL
+        FROM journal_records WHERE event = 'DeadLetterDiscarded' AND relay_id IS NOT NULL
+        UNION ALL
+        SELECT relay_id, NULL, NULL, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
             timestamp_micros(created_ns DIV 1000) AS dated, correlation_id AS thread,
             CASE WHEN to IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN to IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line), NULL, NULL
         FROM store_messages WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT relay_id, NULL, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum, sender, to,
+        SELECT relay_id, NULL, NULL, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum, sender, to,
             kind, created_at, timestamp_micros(created_ns DIV 1000) AS dated), NULL
         FROM journal_sent WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT message_id, NULL, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum, changed_at,
+        SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum, changed_at,
             target AS to, message_type AS kind, priority, thread,
             CASE WHEN target IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN target IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line)
@@ -275,7 +280,7 @@ SELECT *, CASE
         THEN 'headers_differ'
     WHEN status IN ('pending', 'processing') THEN 'in_flight'
     WHEN status = 'failed' THEN 'failed'
-    WHEN copies IS NULL AND dead > 0 THEN 'discarded'
+    WHEN copies IS NULL AND discarded > 0 THEN 'discarded'
     WHEN copies IS NULL AND is_whole THEN 'missing'
     WHEN lowest_checksum <> checksum OR highest_checksum <> checksum THEN 'checksum_differs'
     WHEN checksum IS NULL
@@ -396,12 +401,11 @@ CROSS JOIN reach
 -- What moved within the grace, or behind the journal's position of a ledger that was not told of
 -- it, is not judged.
 --
--- state: an archive keeps what was so when the message was rolled, so that a late answer to it is
--- in
---   the ledger alone.
--- attempt: a held delivery may be of one that a crash kept from the journal, and attempts are no
---   longer counted once there is an answer; more than in the ledger are known only for files in an
---   inbox.
+-- state: an archive keeps what was so when the message was rolled: a late answer to it, or a further
+--   attempt because its mailbox vanished unread, is in the ledger alone.
+-- attempt: likewise. A held delivery may be of one that a crash kept from the journal, and attempts
+--   are no longer counted once there is an answer; more than in the ledger are known only for files
+--   in an inbox.
 -- ack_status: of a message that was rolled the journal lacks later answers; they are in others.
 SELECT message_id, recipient, CASE WHEN status IS NULL THEN 'unknown'
         WHEN status = 'failed' THEN 'failed'
@@ -425,13 +429,13 @@ SELECT message_id, recipient, CASE WHEN status IS NULL THEN 'unknown'
     attempts AS journal_attempt, coalesce(made, 0) AS inbox_writes, moved_at AS journal_changed_at
 FROM (
     SELECT *, concat_ws('; ',
-        CASE WHEN NOT (coalesce(is_archived, false) AND ledger_state = 'acked')
+        CASE WHEN NOT (is_later OR coalesce(is_archived, false) AND ledger_state = 'acked')
                 AND (coalesce(NOT array_contains(words, stored_state), false)
                     OR coalesce(NOT array_contains(words, journal_state), false))
             THEN 'state: ' || concat_ws(', ', 'ledger ' || ledger_state, 'store ' || stored_state,
                 'journal ' || journal_state) END,
         CASE WHEN reaches AND is_agents AND ledger_state IN ('written', 'read', 'acked')
-                AND attempt > attempts
+                AND attempt > attempts AND NOT is_later
             THEN 'attempt: ledger ' || string(attempt) || ', journal ' || string(attempts)
             WHEN reaches AND is_agents AND ledger_state IN ('written', 'read')
                 AND attempt < last_made
@@ -443,7 +447,10 @@ FROM (
                 AND journal_state <> 'Acknowledged'
             THEN 'ack_status: ledger ' || coalesce(ack_status, 'none') || ', journal '
                 || coalesce(said, 'none') END) AS said_differs
-    FROM (SELECT *, coalesce(discovered_at >= journal_from, false) AS reaches FROM delivered))
+    FROM (
+        SELECT *, coalesce(discovered_at >= journal_from, false) AS reaches,
+            coalesce(is_archived AND attempt > coalesce(attempts, 1), false) AS is_later
+        FROM delivered))
 
 -- table: reconcile_journal
 SELECT CASE WHEN untold_records > 0 THEN 'ledger_behind' ELSE 'followed' END AS class, follows,

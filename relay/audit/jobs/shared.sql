@@ -22,6 +22,12 @@ SELECT at, message_id, recipient, old_status, new_status, attempt,
     coalesce(staged_at, written_at) IS NOT NULL AS is_again
 FROM ledger_audit_log WHERE new_status IN ('written', 'held', 'dead')
 
+-- view: days_in_use
+-- Days of the archive with a file that retention keeps, however old: of a message that waits.
+SELECT DISTINCT substring(m.file_path, 9, 10) AS day, true AS is_in_use
+FROM ledger_messages m JOIN ledger_deliveries d ON d.message_id = m.message_id
+WHERE d.state IN ('held', 'staged') AND m.file_path LIKE 'archive/%'
+
 -- view: refused
 -- Requests that the orchestrator answered with a nack, which is known by its id: after the time
 -- come 32 digits of the SHA-256 of "answer", sender, message id and kind

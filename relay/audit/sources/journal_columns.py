@@ -44,6 +44,7 @@ _WIRE: dict[str, Any] = {
     "reason": str | None,
     "last_error": str | None,
     "answer_id": str | None,
+    "relay_id": str | None,
     "held": bool,
     "channel_id": int | None,
     "channel.id": int,
@@ -348,7 +349,9 @@ def _relay_id(event: Any) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
     # empty for a file whose name has no id
-    return (event.message_id or None) if event.type in _WITH_RELAY_ID else None
+    if event.type in _WITH_RELAY_ID:
+        return event.message_id or None
+    return (event.relay_id or None) if event.type == "DeadLetterDiscarded" else None
 
 
 def _to(event: Any) -> str | None:
@@ -414,7 +417,9 @@ _COLUMNS: dict[str, JournalColumn] = {
     "sequence": JournalColumn((), _list(lambda rows: [frame.seq for frame in rows.frames])),
     "number": JournalColumn(_ABOUT, _number),
     "numbers": JournalColumn(_ABOUT, _of_events(lambda event: len(_about(event)) or None)),
-    "relay_id": JournalColumn(("message_id", "message.metadata.relay_id"), _of_events(_relay_id)),
+    "relay_id": JournalColumn(
+        ("message_id", "relay_id", "message.metadata.relay_id"), _of_events(_relay_id)
+    ),
     "message_type": JournalColumn(
         ("message.message_type",), _of_message(lambda m: _TYPES.get(m.message_type))
     ),

@@ -140,7 +140,10 @@ class _OpenFile:
                 numbers = map(int, batch.column("id").to_pylist())
                 relay_ids.update(zip(numbers, batch.column("relay_id").to_pylist(), strict=True))
         deliveries = [
-            (shown, number, relay_ids.get(number), recipient, delivery.state.label)
+            (
+                *(shown, number, relay_ids.get(number), recipient, delivery.state.label),
+                _at_ms(delivery.due_ms),
+            )
             for number, of_message in state.deliveries.items()
             for recipient, delivery in of_message.items()
         ]
@@ -278,6 +281,11 @@ def read_tables(path: str, shown: str) -> StoreRows:
 def _at(seconds: int | None) -> int | None:
     """Convert to microseconds; NULL after the last time that Spark has."""
     return seconds * MICROS if seconds is not None and seconds <= LAST_SECOND else None
+
+
+def _at_ms(millis: int) -> int | None:
+    """Convert to microseconds; NULL for none, and after the last time that Spark has."""
+    return millis * 1000 if 0 < millis <= LAST_SECOND * 1000 else None
 
 
 def _channel(path: str, channel: Channel) -> Row:

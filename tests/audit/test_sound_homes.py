@@ -1,0 +1,157 @@
+"""What a relay was asked to do, met or survived, and no job finds anything wrong with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from relay.audit.snapshot import snapshot_home
+from relay.base.clock import NS_PER_S
+from relay.base.config import Config, RetentionSettings, StoreSettings
+from relay.daemon.housekeeper import run_retention
+from tests.audit.second_engine import Said, SecondEngine
+from tests.box import Box
+from tests.fakes import FakeClock
+
+DAY_S = 86_400
+COMMAND = "TO: bob\nKIND: command\n\nrun the tests"
+SEES_ALL = Config(store=StoreSettings(active_messages=10))  # so that messages roll soon
+
+
+class Case(NamedTuple):
+    """A home, and the jobs that might have been wrong about it."""
+
+    live: Callable[[Box], None]
+    jobs: str
+    config: Config = Config()
+    after_s: int = 3600  # it is looked at
+
+
+def found(box: Box, folder: Path, case: Case) -> dict[str, set[str]]:
+    """What these jobs find in a home: check -> message ids."""
+    clock = FakeClock(box.clock.now_ns() + case.after_s * NS_PER_S)
+    folder.mkdir()
+    snapshot = snapshot_home(str(box.root), str(folder), clock)
+    with contextlib.closing(SecondEngine(snapshot, folder / "lake")) as engine:
+        said: list[Said] = [engine.run(job) for job in case.jobs.split()]
+    return {check: ids for one in said for check, ids in one.checks.items()}
+
+
+def one_letter_of_two_is_discarded(box: Box) -> None:
+    """The message is in the store for the other recipient, who answered."""
+    box.command("alice", "channel.create", "CHANNEL: ci", "TYPE: group", "DELIVERY: at-least-once")
+    box.join("ci", "alice", "bob", "carol")
+    sent = box.send("alice", "TO: #ci\nKIND: command\n\nrun the tests")
+    box.send("carol", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
+    box.until_dead()
+    box.command("operator", "dead.discard", f"ID: {sent}")
+    box.tick()
+    assert box.states(sent) == {"bob": "dead", "carol": "acked"}
+
+
+def no_relay_ran_for_an_hour(box: Box) -> None:
+    """Its time for an acknowledgment has grown by as much."""
+    sent = box.send("alice", f"TO: bob\nDELIVERY: at-least-once\n\n{COMMAND}")
+    box.after(10)
+    box.kill()
+    box.clock.advance(3600)
+    box.open()
+    box.after(2)
+    assert box.states(sent) == {"bob": "written"}
+    box.kill()
+
+
+def the_clock_was_ahead(box: Box) -> None:
+    """Notes in the ledger are of a time that has not come."""
+    box.clock.jump(3 * DAY_S)
+    box.restart()
+    box.clock.jump(-3 * DAY_S)
+    box.send("alice", COMMAND)
+    box.after(10)
+    box.kill()
+
+
+def its_sender_gave_hours(box: Box) -> None:
+    """Who reads at noon has until the evening."""
+    sent = box.send("alice", "TO: bob\nKIND: query\nAWAIT: 5h\n\nwhich branch?")
+    box.take("bob", sent)
+    box.after(2 * 3600)
+
+
+def its_time_has_not_come(box: Box) -> None:
+    """Nobody can answer what was not delivered."""
+    box.send("alice", "TO: bob\nKIND: query\nNOT-BEFORE: 1d\n\nwhich branch?")
+    box.after(2 * 3600)
+    box.flush()
+
+
+def it_was_taken_back(box: Box) -> None:
+    """Nobody executes the first."""
+    sent = box.send("alice", COMMAND)
+    box.command("alice", "message.cancel", f"ID: {sent}")
+    box.after(5)
+    box.send("alice", COMMAND)
+    box.after(5)
+
+
+def the_mailbox_went_with_what_had_rolled(box: Box) -> None:
+    """It was unread, and comes again: of a message in an archive, the ledger alone knows."""
+    sent = box.send("alice", "TO: bob\n\nunread for long")
+    for number in range(40):
+        box.take("carol", box.send("alice", f"TO: carol\n\n{number}"))
+        box.flush()
+    assert sent not in box.stored()
+    shutil.rmtree(box.path("agents", "bob"))
+    box.after(31)
+    box.home.make_agent("bob")
+    box.after(31)
+    box.after(31)
+    assert sent in box.inbox("bob")
+    box.flush()
+
+
+def one_waits_longer_than_the_archive_keeps(box: Box) -> None:
+    """Its original stays, those of many days after it went."""
+    box.restart()
+    box.send("alice", "TO: bob\nNOT-BEFORE: 60d\n\nlater")
+    for _ in range(12):
+        box.take("bob", box.send("alice", "TO: bob\n\ntoday"))
+        box.flush()
+        box.clock.advance(DAY_S)
+        box.restart()
+    box.stop()
+    retention = RetentionSettings(archive_days=5)
+    run_retention(box.home, Config(retention=retention), box.clock)
+    assert len(list(box.path("archive").iterdir())) == 6
+    box.path("config.json").write_text(json.dumps({"retention": {"archive_days": 5}}))
+
+
+CASES = {
+    one.live.__name__: one
+    for one in (
+        Case(one_letter_of_two_is_discarded, "dead_letters reconcile", after_s=8 * DAY_S),
+        Case(no_relay_ran_for_an_hour, "acks"),
+        Case(the_clock_was_ahead, "acks"),
+        Case(its_sender_gave_hours, "threads acks"),
+        Case(its_time_has_not_come, "threads acks reconcile"),
+        Case(it_was_taken_back, "duplicates reconcile"),
+        Case(the_mailbox_went_with_what_had_rolled, "reconcile duplicates", config=SEES_ALL),
+        Case(one_waits_longer_than_the_archive_keeps, "reconcile integrity"),
+    )
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_of_a_sound_home_nothing_is_said(
+    name: str, make_box: Callable[..., Box], tmp_path: Path
+) -> None:
+    case = CASES[name]
+    box = make_box("alice", "bob", "carol", config=case.config)
+    case.live(box)
+    assert found(box, tmp_path / "look", case) == {}
