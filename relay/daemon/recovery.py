@@ -48,7 +48,7 @@ from relay.delivery.retry import ACCEPTED
 from relay.engine.engine import Engine
 from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
-from relay.ledger.ledger import SKIPPED, FileFacts, Ledger, MessageRow
+from relay.ledger.ledger import REBUILT, SKIPPED, FileFacts, Ledger, MessageRow
 
 DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
 ROWS = 5_000  # looked up at once
@@ -138,6 +138,8 @@ class Restorer:
             if projection.skipped:
                 count = int(ledger.get_state(SKIPPED) or 0) + len(projection.skipped)
                 ledger.set_state(SKIPPED, str(count), now)
+            if missing and not ledger.position():  # audit_log begins now
+                ledger.set_state(REBUILT, str(now), now)
             if position > ledger.position():
                 ledger.set_position(position, now)
         self.restored += missing

@@ -28,6 +28,7 @@ from relay.ledger.schema import set_up
 
 Fact = TypeVar("Fact")
 SKIPPED = "skipped_facts"  # key of their count in orchestrator_state
+REBUILT = "rebuilt_at"  # key of when the rows were made again from a journal
 SHOWN_CHARS = 500  # of a fact that is skipped
 
 

@@ -116,6 +116,20 @@ def the_mailbox_went_with_what_had_rolled(box: Box) -> None:
     box.flush()
 
 
+def the_mailbox_went_with_what_its_channel_keeps_no_longer(box: Box) -> None:
+    """The same of one that is past the retention of its channel, still in the live store's file."""
+    box.command("alice", "channel.create", "CHANNEL: ci", "TYPE: group", "RETENTION: count 1")
+    box.join("ci", "alice", "bob")
+    sent = [box.send("alice", f"TO: #ci\n\n{number}") for number in range(3)]
+    shutil.rmtree(box.path("agents", "bob"))
+    box.after(31)
+    box.home.make_agent("bob")
+    box.after(31)
+    box.after(31)
+    assert set(sent) <= box.inbox("bob").keys()
+    box.flush()
+
+
 def one_waits_longer_than_the_archive_keeps(box: Box) -> None:
     """Its original stays, those of many days after it went."""
     box.restart()
@@ -132,6 +146,19 @@ def one_waits_longer_than_the_archive_keeps(box: Box) -> None:
     box.path("config.json").write_text(json.dumps({"retention": {"archive_days": 5}}))
 
 
+def its_ledger_was_made_again(box: Box) -> None:
+    """One waited for its time; nothing but audit_log has known it."""
+    box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nlater")
+    box.send("alice", "TO: bob\n\nnow")
+    box.after(600)
+    box.flush()
+    box.stop()
+    box.path("ledger.db").unlink()
+    box.clock.advance(60)
+    box.open()
+    box.tick()
+
+
 CASES = {
     one.live.__name__: one
     for one in (
@@ -142,6 +169,8 @@ CASES = {
         Case(its_time_has_not_come, "threads acks reconcile"),
         Case(it_was_taken_back, "duplicates reconcile"),
         Case(the_mailbox_went_with_what_had_rolled, "reconcile duplicates", config=SEES_ALL),
+        Case(the_mailbox_went_with_what_its_channel_keeps_no_longer, "reconcile"),
+        Case(its_ledger_was_made_again, "ordering latency reconcile"),
         Case(one_waits_longer_than_the_archive_keeps, "reconcile integrity"),
     )
 }

@@ -10,7 +10,8 @@
 -- Milliseconds of each stage of a delivery. What waited for a reason outside the relay, and the
 -- orchestrator's own messages, have no stage before `written`; a repeated delivery has no `read`.
 -- An interval below zero is counted apart. NULL where it has not ended, or was not measured: times
--- of whole seconds were almost always rebuilt by a start.
+-- of whole seconds were almost always rebuilt by a start, and what waited is not known of rows that
+-- were made again from the journal.
 --
 -- accepted: discovered in the outbox, to committed to the journal
 -- written:  committed, to renamed into the inbox
@@ -24,14 +25,17 @@ SELECT message_id, sender, recipient, discovered_at, staged_at, written_at,
     CASE WHEN attempt = 1 THEN (read - written) / 1000 END AS read,
     (acked - read) / 1000 AS acked
 FROM (
-    SELECT *, NOT waited AND sender <> '__orchestrator__' AS at_once,
+    SELECT *, NOT waited AND sender <> '__orchestrator__'
+            AND coalesce(unix_micros(discovered_at) >= rebuilt_us, true) AS at_once,
         unix_micros(discovered_at) AS discovered,
         CASE WHEN unix_micros(staged_at) % 1000000 <> 0 THEN unix_micros(staged_at) END AS staged,
         CASE WHEN unix_micros(written_at) % 1000000 <> 0 THEN unix_micros(written_at) END
             AS written,
         CASE WHEN unix_micros(read_at) % 1000000 <> 0 THEN unix_micros(read_at) END AS read,
         CASE WHEN unix_micros(acked_at) % 1000000 <> 0 THEN unix_micros(acked_at) END AS acked
-    FROM sent)
+    FROM sent CROSS JOIN (
+        SELECT max(try_cast(value AS BIGINT)) DIV 1000 AS rebuilt_us
+        FROM ledger_orchestrator_state WHERE key = 'rebuilt_at'))
 
 -- table: latency
 -- By hour of discovery. A percentile's rank is right to a thousandth: 98.9 may pass for 99.

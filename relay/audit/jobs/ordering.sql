@@ -58,7 +58,7 @@ FROM (
         AND sender <> '__orchestrator__') AS first
 WHERE coalesce(discovered_at >= (
         SELECT timestamp_micros(max(try_cast(value AS BIGINT)) DIV 1000)
-        FROM ledger_orchestrator_state WHERE key = 'audit_kept_from'), true)
+        FROM ledger_orchestrator_state WHERE key IN ('audit_kept_from', 'rebuilt_at')), true)
     AND NOT EXISTS (
         SELECT 1 FROM delivery_changes AS change
         WHERE change.message_id = first.message_id AND change.recipient = first.recipient

@@ -332,6 +332,7 @@ FROM classed
 
 -- view: moved
 -- Every delivery as store and journal have it, by the engine's number and by the ledger's id.
+-- Archived is what has left the live messages: past its channel's retention, or in an archive file.
 SELECT max(relay_id) AS message_id, recipient, max(stored_state) AS stored_state,
     bool_or(is_archived) AS is_archived, max_by(state, `end`) AS journal_state,
     max(`end`) AS moved_end, max_by(at, `end`) AS moved_at, count_if(is_made) AS made,
@@ -346,9 +347,12 @@ FROM (
         event = 'DeliveriesMoved' AND state = 'Delivered' AS is_made, said, answer_id
     FROM journal_moves WHERE state IS NOT NULL
     UNION ALL
-    SELECT id, recipient, relay_id, state, file LIKE 'store/archive/%', NULL, NULL, NULL, NULL,
-        false, NULL, NULL
-    FROM store_deliveries)
+    SELECT stored.id, recipient, relay_id, state,
+        file LIKE 'store/archive/%' OR retained.id IS NOT NULL, NULL, NULL, NULL, NULL, false, NULL,
+        NULL
+    FROM store_deliveries AS stored LEFT JOIN (
+        SELECT DISTINCT id FROM store_messages WHERE section = 'archive') AS retained
+    ON retained.id = stored.id)
 GROUP BY number, recipient
 
 -- view: delivered
