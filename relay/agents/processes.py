@@ -29,7 +29,6 @@ from relay.ledger.agents import IDLE, READY, STARTING, STUCK, WORKING, PendingOp
 from relay.ledger.ledger import Ledger
 
 MOST_RESTART_PAUSE_S = 60
-OUTPUT_FILES = 2  # rotated files that are kept of each agent
 BUSY_PERCENT = 1.0  # of a CPU, between two looks: less is a program that waits in a loop
 
 
@@ -231,9 +230,7 @@ class ProcessMonitor:
         self._activity = activity
         self._spawner = spawner
         self._clock = clock
-        self._rotator = LogRotator(
-            home, settings.output_mib << 20, OUTPUT_FILES, executor, clock, log
-        )
+        self._rotator = LogRotator(home, settings.output_mib << 20, executor, clock, log)
         self.due_ns = self._rotator.due_ns
 
     def measure(self, running: Sequence[Child]) -> list[tuple[Child, LastSeen]]:

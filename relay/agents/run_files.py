@@ -32,6 +32,7 @@ TAIL_LINES = 8
 TAIL_LINE = 240  # characters
 PART = ".log.part"  # a copy being made; one left by a crash is removed
 BLOCK_BYTES = 512 << 10
+KEPT_FILES = 2  # rotated ones, of each agent
 CHECK_NS = NS_PER_S  # between two checks of the logs' sizes
 RETRY_NS = 5 * NS_PER_S  # after a rotation that failed
 
@@ -127,14 +128,12 @@ class LogRotator:
         self,
         home: Home,
         most_bytes: int,
-        keep_files: int,
         executor: Executor,
         clock: Clock,
         log: Callable[..., object],
     ) -> None:
         self._home = home
         self._most_bytes = most_bytes
-        self._keep_files = keep_files
         self._executor = executor
         self._clock = clock
         self._log = log
@@ -168,7 +167,7 @@ class LogRotator:
         with contextlib.suppress(OSError), self._home.dirs() as dirs:
             if output_size(dirs, name) > self._most_bytes:
                 self._copying[name] = self._executor.submit(
-                    rotate, self._home, name, self._most_bytes, self._keep_files
+                    rotate, self._home, name, self._most_bytes
                 )
 
     def _collect(self, name: str, copy: Future[None]) -> bool:
@@ -192,7 +191,7 @@ class LogRotator:
         return False
 
 
-def rotate(home: Home, name: str, most_bytes: int, keep_files: int) -> None:
+def rotate(home: Home, name: str, most_bytes: int) -> None:
     """Copy a log to ``{name}.log.1`` and truncate it, while its process may continue writing.
 
     Disk use is bounded: of a log twice too long only the last ``most_bytes`` are copied, and a copy
@@ -202,7 +201,7 @@ def rotate(home: Home, name: str, most_bytes: int, keep_files: int) -> None:
     with home.dirs() as dirs, contextlib.ExitStack() as stack:
         logs = dirs.ensure(LOGS)
         fsio.remove(name + PART, logs)
-        fsio.remove(f"{name}.log.{keep_files}", logs)  # makes room before the copy
+        fsio.remove(f"{name}.log.{KEPT_FILES}", logs)  # makes room before the copy
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         source = os.open(f"{name}.log", flags, dir_fd=logs)
         stack.callback(os.close, source)
@@ -216,7 +215,7 @@ def rotate(home: Home, name: str, most_bytes: int, keep_files: int) -> None:
             while data:
                 data = data[os.write(target, data) :]
         _note_left_out(target, os.fstat(source).st_size - at)
-        for number in range(keep_files - 1, 0, -1):
+        for number in range(KEPT_FILES - 1, 0, -1):
             if fsio.exists(f"{name}.log.{number}", logs):
                 fsio.rename(f"{name}.log.{number}", logs, f"{name}.log.{number + 1}", logs)
         fsio.rename(name + PART, logs, f"{name}.log.1", logs)

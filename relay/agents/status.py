@@ -148,27 +148,6 @@ def _at(at_ns: int) -> str:
     return iso_time(at_ns)[:19] + "Z"
 
 
-class Reactivation(NamedTuple):
-    """A new process of an unavailable agent, active once its resume message is sent."""
-
-    name: str
-    key: str  # tells this process from every other one
-
-
-class Ending(NamedTuple):
-    """An agent whose process ended, terminated once the senders of its unread mail are told."""
-
-    change: StatusChange
-    silent_since: int  # Unix nanoseconds; the same when it is found again after a crash
-
-
-class Checked(NamedTuple):
-    """Agents whose status changes once something is sent; a crash before that finds them again."""
-
-    comebacks: list[Reactivation]
-    endings: list[Ending]
-
-
 class Directory(NamedTuple):
     """The agents that can be recipients, as of now."""
 
@@ -251,7 +230,7 @@ class AgentStatusTracker:
         if by_reading:
             back = [name for name in back if self._statuses[name] != AgentStatus.RETIRED]
         back = [name for name in back if not self._predates_exit(name, when[name])]
-        self._set_statuses([StatusChange(name, AgentStatus.ACTIVE, None) for name in back])
+        self.set_statuses([StatusChange(name, AgentStatus.ACTIVE, None) for name in back])
 
     def _predates_exit(self, name: str, at: int) -> bool:
         """True for activity of the ended process; a clock that was set back proves nothing."""
@@ -280,17 +259,22 @@ class AgentStatusTracker:
             return f"process {pid} of {name} ended"
         return ""
 
-    def check(self, dirs: Dirs, names: Iterable[str] | None = None) -> Checked:
-        """Update the status of every agent, or of those in ``names``.
+    def check(
+        self, dirs: Dirs, names: Iterable[str] | None = None
+    ) -> tuple[list[tuple[str, str]], list[tuple[StatusChange, int]]]:
+        """Update the status of every agent, or of those in ``names``, but for two kinds.
 
-        Returns unavailable agents that have a new process, which get a resume message first and
-        are then given to ``reactivate``; and those that end, for ``terminate``.
+        Returns (name, key of the process) of unavailable agents that have a new process, which get
+        a resume message before they are active; and (change, last sign of life in Unix ns) of
+        agents whose process ended: who wrote to them is told before it is set. After a crash
+        before ``set_statuses`` both are found again.
         """
         now = self._clock.now_ns()
         wanted = set(self._roster.agents if names is None else names)
         tended = self._ledger.processes.supervised()
         changes: list[StatusChange] = []
-        found = Checked([], [])
+        comebacks: list[tuple[str, str]] = []
+        endings: list[tuple[StatusChange, int]] = []
         heard_of: list[tuple[str, int]] = []
         pids_now: list[tuple[str, int | None]] = []
         for row in self._ledger.agents.rows():
@@ -306,26 +290,15 @@ class AgentStatusTracker:
             if change is None:
                 continue
             if row.status in UNAVAILABLE:
-                key = f"process {facts.pid} {facts.started_at}"
-                found.comebacks.append(Reactivation(row.name, key))
+                comebacks.append((row.name, f"process {facts.pid} {facts.started_at}"))
             elif change.status == AgentStatus.TERMINATED:
-                found.endings.append(Ending(change, _silent_since(facts)))
+                endings.append((change, _silent_since(facts)))
             else:
                 changes.append(change)
         if heard_of or pids_now:
             self._record(heard_of, pids_now)
-        self._set_statuses(changes)
-        return found
-
-    def terminate(self, endings: Iterable[Ending]) -> None:
-        """Make agents terminated: who wrote to them was told."""
-        self._set_statuses([ending.change for ending in endings])
-
-    def reactivate(self, comebacks: Iterable[Reactivation]) -> None:
-        """Make agents active whose resume message was sent."""
-        self._set_statuses(
-            [StatusChange(comeback.name, AgentStatus.ACTIVE, None) for comeback in comebacks]
-        )
+        self.set_statuses(changes)
+        return comebacks, endings
 
     def _facts(self, dirs: Dirs, row: AgentRow, now: int) -> AgentFacts:
         meta = self._roster.meta(dirs, row.name)
@@ -365,7 +338,7 @@ class AgentStatusTracker:
             for name, pid in running:
                 self._ledger.agents.set_pid(name, pid)
 
-    def _set_statuses(self, changes: list[StatusChange]) -> None:
+    def set_statuses(self, changes: list[StatusChange]) -> None:
         """Set statuses in the ledger and here, and log each."""
         if not changes:
             return

@@ -85,7 +85,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
     """Show one channel: participants, subscriptions, settings."""
     with open_home(ctx, home) as opened:
         store = read_store(opened)
-    found = store.channels.get_by_name(name.removeprefix("#"))
+    found = store.channels.find_by_name(name.removeprefix("#"))
     if found is None:
         raise channel_not_found(name, [channel.name for channel in store.channels.list_all()])
     facts = _facts(store, found)
@@ -113,7 +113,7 @@ def show(ctx: click.Context, home: str | None, name: str, as_json: bool) -> None
 
 
 def _facts(store: Engine, found: Channel) -> dict[str, Any]:
-    from relay.delivery.channel_fields import in_words
+    from relay.delivery.channel_fields import SETTINGS, in_words
 
     config, pending = found.config, None
     counted = store.state.pending.pending.get(found.id)  # where max_pending is set
@@ -144,6 +144,7 @@ def _facts(store: Engine, found: Channel) -> dict[str, Any]:
             name: _plain(getattr(values, name))
             for values in (config, store.channels.settings(found.id))
             for name in values.__struct_fields__
+            if name in SETTINGS
         },
     }
 
@@ -272,7 +273,6 @@ Settings:
   max_message_size=BYTES max_participants=N     max_pending=N
   retention=forever | 'duration 1h' | 'count MESSAGES' | 'size BYTES'
   echo, sticky_messages, priority_ordering = true | false
-  flush=immediate|batch|manual
   description=TEXT       tags=ci,build
   none unsets an optional setting: ack_timeout=none
 

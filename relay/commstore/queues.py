@@ -202,7 +202,7 @@ class Queues:
         """
         channels = self._engine.channels
         with contextlib.suppress(CommError):
-            channel = channels.get_by_name(SYSTEM)
+            channel = channels.find_by_name(SYSTEM)
             if channel is None:
                 channel = channels.create(SYSTEM, ChannelType.PUB_SUB, SYSTEM)
             new = NewMessage(MessageType.NOTIFICATION, text, topic)

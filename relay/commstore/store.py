@@ -232,7 +232,8 @@ class CommStore:
 
     def get_channel_by_name(self, name: str) -> Channel | None:
         """The channel of that name, if there is one."""
-        return self.engine.channels.get_by_name(name)
+        found = self.engine.channels.find_by_name(rules.check_text("name", name))
+        return None if found is None else self.engine.channels.get(found.id)
 
     def list_channels(self) -> list[Channel]:
         """Every channel, by id."""

@@ -79,9 +79,9 @@ class DiskMonitor:
         before, now = change
         paused = f"; {self._status.paused}" if self._status.paused else ""
         resumed = before is not None and before.state is DiskState.FLOOR and not paused
+        then = "; intake resumes" if resumed else paused
         self._log(
-            f"The disk is {now.state.value}: {now.sentence()}{paused}"
-            + "; intake resumes" * resumed,
+            f"The disk is {now.state.value}: {now.sentence()}{then}",
             action="disk",
             level=LEVELS.get(now.state, "warning"),
             free_bytes=now.free_bytes,

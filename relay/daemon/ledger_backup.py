@@ -104,7 +104,10 @@ def _check_home(path: str, temp: str, source: str) -> None:
 
 def home_id(path: str) -> str:
     """The random id from the home's first start; empty if the home was never started."""
-    with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
+    with (
+        contextlib.suppress(LedgerError),
+        contextlib.closing(ledger_file.connect_readonly(path)) as db,
+    ):
         row = db.execute("SELECT value FROM orchestrator_state WHERE key = 'home_id'").fetchone()
         return str(row[0]) if row else ""
     return ""
@@ -124,7 +127,10 @@ def check_unused(path: str) -> None:
 def _keep_epoch(path: str, temp: str) -> None:
     """Continue the count of starts from the higher of the two, so that each number is unique."""
     query = "SELECT CAST(value AS INTEGER) FROM orchestrator_state WHERE key = 'epoch'"
-    with contextlib.suppress(LedgerError), contextlib.closing(_present(path)) as db:
+    with (
+        contextlib.suppress(LedgerError),
+        contextlib.closing(ledger_file.connect_readonly(path)) as db,
+    ):
         (epoch,) = db.execute(query).fetchone() or (0,)
         with contextlib.closing(ledger_file.connect(temp)) as copy:
             copy.execute(
@@ -132,10 +138,6 @@ def _keep_epoch(path: str, temp: str) -> None:
                 "WHERE key = 'epoch' AND CAST(value AS INTEGER) < ?",
                 (str(epoch), epoch),
             )
-
-
-def _present(path: str) -> ledger_file.Connection:
-    return ledger_file.connect_readonly(path)
 
 
 def set_aside(path: str, suffix: str) -> str:
@@ -147,7 +149,7 @@ def set_aside(path: str, suffix: str) -> str:
         return ""
     aside = fsio.free_name(path + suffix, *SIDE_FILES)
     with contextlib.suppress(LedgerError):  # a file that is not a database keeps its WAL
-        with contextlib.closing(_present(path)) as reader:
+        with contextlib.closing(ledger_file.connect_readonly(path)) as reader:
             ledger_file.content(reader)
         with contextlib.closing(ledger_file.connect(path, timeout_s=0)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -158,7 +158,7 @@ def _create(command: ControlCommand, store: Engine) -> str:
     settings = settings_of(command.settings)
     trials = Engine(Clock())
     trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
-    known = store.channels.get_by_name(name)
+    known = store.channels.find_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)
         return f"created the {trial.channel_type.label} channel {name}, its owner is {owner}"
@@ -246,7 +246,7 @@ def _set_state(command: ControlCommand, store: Engine) -> str:
 
 def _channel(command: ControlCommand, store: Engine) -> Channel:
     name = command.fields["CHANNEL"].removeprefix("#")
-    channel = store.channels.get_by_name(name)
+    channel = store.channels.find_by_name(name)
     if channel is None:
         if not is_channel_name(name):
             raise Refused(f"{name[:60]!r} is not a valid channel name")

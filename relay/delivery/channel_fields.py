@@ -24,7 +24,7 @@ from relay.base.names import is_agent_name
 from relay.engine.query import check_filter
 
 # Those after the fields of ChannelConfig are stored elsewhere; the engine validates them.
-SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "flush", "description", "tags")
+SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "description", "tags")
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 FORM = "sender=NAME, type=Command,Query, priority=0,1 and, last, match=REGEX"
 _YES_OR_NO = ("echo", "sticky_messages", "priority_ordering")
@@ -58,10 +58,10 @@ def _value(name: str, text: str) -> object:
     words: dict[str, object] = {"none": None, "true": True, "false": False}
     if DIGITS.fullmatch(text):
         return int(text)
-    if name != "flush" and text.lower() not in words:
+    if text.lower() not in words:
         expected = _EXPECTED.get(name, "a whole number of at most 18 digits, or none")
         raise Refused(f"{name}: expected {expected}, got {text[:60]!r}")
-    return words.get(text.lower(), text[:60])
+    return words[text.lower()]
 
 
 def _retention(text: str) -> Retention:

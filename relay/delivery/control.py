@@ -174,7 +174,7 @@ def _change_channel(
     Errors: Refused and CommError, with nothing changed.
     """
     actions.valid_channel_name(name, kind)
-    is_new = store.channels.get_by_name(name) is None
+    is_new = store.channels.find_by_name(name) is None
     if is_new and kind is Kind.JOIN:
         store.channels.create(name, ChannelType.GROUP, subject.agent)
         return f"created the group {name}, its owner is {subject.agent}"

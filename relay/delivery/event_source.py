@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from relay.agents.roster import Roster
-from relay.agents.status import AgentStatusTracker
+from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base import directory_guard
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import DetectionSettings
@@ -157,20 +157,13 @@ class EventSource:
         notifier = self._notifier
         with self._home.dirs() as dirs:
             comebacks, endings = self._statuses.check(dirs, names)
-        self._statuses.terminate(
-            [
-                ending
-                for ending in endings
-                if notifier.tell_of_end(ending.change, ending.silent_since)
-            ]
-        )
-        self._statuses.reactivate(
-            [
-                comeback
-                for comeback in comebacks
-                if notifier.send_resume_message(comeback.name, comeback.key)
-            ]
-        )
+        told = [change for change, since in endings if notifier.tell_of_end(change, since)]
+        told += [
+            StatusChange(name, AgentStatus.ACTIVE, None)
+            for name, key in comebacks
+            if notifier.send_resume_message(name, key)
+        ]
+        self._statuses.set_statuses(told)
 
     def _scan_next(self, senders: set[str], appeared: list[str], now: int) -> None:
         """Scan some of the agents that the scan has still to come to, and those that appeared.

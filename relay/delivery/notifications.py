@@ -80,8 +80,10 @@ class Notifier:
         """
         names = sorted(self._roster.agents.intersection(agents))
         plans = [planning.notice(name, at_ns, key, text) for name in names]
-        plans[:1] = [replace(plan, effects=effects) for plan in plans[:1]]
-        return bool(plans) and not self._execute(plans).postponed
+        if not plans:
+            return False
+        plans[0] = replace(plans[0], effects=effects)
+        return not self._execute(plans).postponed
 
     def send(self, notices: Sequence[ProcessNotice]) -> set[int]:
         """Send notices about processes and update the ledger; returns the indexes of those sent.
@@ -353,8 +355,9 @@ def unanswered_text(
         known = "it has read it"
     else:
         known = "it has not read it"
+    idle = "is idle and " if is_idle else ""
     return (
-        f"{name} {'is idle and ' * is_idle}has not answered the {_word(message)} sent "
+        f"{name} {idle}has not answered the {_word(message)} sent "
         f"{_ago(message.created_at, now_ns)} ({_begin(message)}): {known}"
     )
 

@@ -122,11 +122,6 @@ class Channels:
         self._core.apply(events.ChannelCreated(channel))
         return channel
 
-    def get_by_name(self, name: str) -> Channel | None:
-        """The channel of that name, if there is one."""
-        channel_id = self._state.names.get(rules.check_text("name", name))
-        return None if channel_id is None else self.get(channel_id)
-
     def find_by_name(self, name: str) -> Channel | None:
         """The channel of that name without its message count, if there is one."""
         channel_id = self._state.names.get(name)

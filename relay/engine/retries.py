@@ -211,7 +211,8 @@ class Retries:
         its channel, its NOT-BEFORE or a disk, and in which no relay ran, is not counted.
         """
         attempts = delivery.attempt - delivery.spent
-        counted = plural(attempts, "attempt") + " since its replay" * (delivery.spent > 0)
+        since = " since its replay" if delivery.spent else ""
+        counted = plural(attempts, "attempt") + since
         timeout_ms = self._deliveries.ack_timeout_ms(message)
         if attempts > self._state.channels[message.channel_id].config.max_retries:
             return NO_ACK.format(timeout_s=f"{timeout_ms / 1000:g}", attempts=counted)

@@ -117,7 +117,7 @@ class Engine:
             name = EVERYONE_CHANNEL
         else:
             name = direct_channel_name(sender, to)
-        channel = store.channels.get_by_name(name)
+        channel = store.channels.find_by_name(name)
         if channel is None:
             channel = store.channels.create(name, ChannelType.DIRECT, sender)
             store.channels.join(channel.id, to)

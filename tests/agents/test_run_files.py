@@ -36,7 +36,7 @@ def make_rotator(home: Home, clock: FakeClock, logged: list[str]) -> LogRotator:
     def note(text: str, **facts: Any) -> None:
         logged.append(text)
 
-    return LogRotator(home, MOST, 2, InlineExecutor(), clock, note)
+    return LogRotator(home, MOST, InlineExecutor(), clock, note)
 
 
 def test_who_writes_faster_than_it_is_copied_does_not_hold_it_up(
@@ -51,7 +51,7 @@ def test_who_writes_faster_than_it_is_copied_does_not_hold_it_up(
         return pread(fd, size, at)
 
     monkeypatch.setattr(os, "pread", grow)
-    rotate(home, "w", MOST, 2)
+    rotate(home, "w", MOST)
     kept = (log.parent / "w.log.1").read_bytes()
     assert len(kept) < 2 * MOST + BLOCK_BYTES
     assert b"bytes left out: they came faster than a log is kept]\n" in kept[-100:]
@@ -73,7 +73,7 @@ def test_the_process_keeps_its_descriptor(home: Home, log: Path) -> None:
     with log.open("ab") as child:
         child.write(b"a" * (MOST + 1))
         child.flush()
-        rotate(home, "w", MOST, 2)
+        rotate(home, "w", MOST)
         child.write(b"after\n")
     assert log.read_bytes() == b"after\n"
 
@@ -96,10 +96,10 @@ def test_killed_at_any_step_nothing_of_the_log_is_lost(home: Home, log: Path) ->
         log.write_bytes(data)
         (log.parent / "w.log.1").write_bytes(b"the one before")
         with killed_before(kill_at + 1) as calls:
-            rotate(home, "w", MOST, 2)
+            rotate(home, "w", MOST)
         if len(calls) < kill_at:
             break
-        rotate(home, "w", MOST, 2)
+        rotate(home, "w", MOST)
         kept = {path.name: path.read_bytes() for path in log.parent.iterdir()}
         assert data in kept.values()
         assert "w.log.part" not in kept

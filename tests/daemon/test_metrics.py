@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay.base.disk import DiskState, DiskUsage
-from relay.base.metrics import STAGES
+from relay.base.metrics import STAGES, Metrics
 from relay.daemon.status import COUNTERS, SharedStatus, StatusPublisher, metrics_page
 from tests.box import Box
 from tests.procs import PATIENCE_S, PROJECT, until
@@ -47,6 +47,8 @@ def test_every_total_is_a_metric(box: Box) -> None:
     status, _ = published(box)
     counters = [name for name, family in families(status).items() if family.type == "counter"]
     assert sorted(counters) == sorted(name for name, _ in COUNTERS.values())
+    totals = {name for name, value in vars(Metrics(box.clock)).items() if isinstance(value, int)}
+    assert COUNTERS.keys() == totals
 
 
 def test_histograms_add_up(box: Box) -> None:

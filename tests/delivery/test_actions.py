@@ -59,7 +59,7 @@ def refused(store: Engine, body: str, sender: str = "operator", lead: str | None
 
 
 def channel(store: Engine, name: str = "ci") -> Channel:
-    found = store.channels.get_by_name(name)
+    found = store.channels.find_by_name(name)
     assert found is not None
     return found
 
@@ -361,7 +361,6 @@ def test_the_way_between_two_is_paused_by_the_operator_and_never_closed(store: E
         ("tags", "none", ()),
         ("max_pending", "7", 7),
         ("max_pending", "none", None),
-        ("flush", "immediate", "immediate"),
     ],
 )
 def test_settings_that_are_kept_elsewhere(name: str, text: str, value: object) -> None:

@@ -69,7 +69,7 @@ def test_what_expects_an_answer_is_a_thread_of_its_own(table: Table, head: str) 
 
 def test_the_channel_of_all_belongs_to_nobody_also_if_all_are_two(table: Table) -> None:
     table.decide("TO: *\n\nhi", agents={"alice", "bob"})
-    channel = table.store.channels.get_by_name("all")
+    channel = table.store.channels.find_by_name("all")
     assert channel is not None and channel.owner == ORCHESTRATOR
 
 

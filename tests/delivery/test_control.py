@@ -20,7 +20,7 @@ def ask(store: Engine, kind: str, body: str, sender: str = "alice") -> ControlRe
 
 
 def members(store: Engine, name: str) -> list[str]:
-    channel = store.channels.get_by_name(name)
+    channel = store.channels.find_by_name(name)
     assert channel is not None
     return [participant.id for participant in channel.participants]
 
@@ -41,7 +41,7 @@ def test_who_joins_first_makes_the_group(store: Engine) -> None:
     assert ask(store, "join", "CHANNEL: team/b") == ControlReply(
         True, "created the group team/b, its owner is alice"
     )
-    channel = store.channels.get_by_name("team/b")
+    channel = store.channels.find_by_name("team/b")
     assert channel and (channel.channel_type, channel.owner) == (ChannelType.GROUP, "alice")
     for _ in range(2):  # again is harmless
         assert ask(store, "join", "CHANNEL: #team/b", "bob") == ControlReply(
@@ -66,7 +66,7 @@ def test_a_subscription_or_the_membership_ends(store: Engine) -> None:
 
 def published(store: Engine, *messages: tuple[str, str, Priority]) -> list[str]:
     """Texts and commands of ci and of boss under build.ok; what alice receives of them."""
-    channel = store.channels.get_by_name("ci")
+    channel = store.channels.find_by_name("ci")
     assert channel is not None
     for sender in ("ci", "boss"):
         store.channels.join(channel.id, sender)
@@ -139,7 +139,7 @@ def test_who_subscribes_first_makes_the_channel(store: Engine) -> None:
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: build.#") == ControlReply(
         True, "created the channel ci; alice receives build.# from ci"
     )
-    channel = store.channels.get_by_name("ci")
+    channel = store.channels.find_by_name("ci")
     assert channel and channel.channel_type is ChannelType.PUB_SUB
     assert ask(store, "subscribe", "CHANNEL: ci\nPATTERN: *", "bob") == ControlReply(
         True, "bob receives * from ci"

@@ -132,7 +132,7 @@ def test_a_sticky_channel_keeps_what_nobody_gets(talk: Table) -> None:
 
 
 def test_a_message_beyond_max_pending_is_stored_and_held(talk: Table) -> None:
-    channel = talk.store.channels.get_by_name("team")
+    channel = talk.store.channels.find_by_name("team")
     assert channel is not None
     talk.store.channels.configure(channel.id, max_pending=1)
     assert talk.decide("TO: #team\n\nfirst").held == ()
@@ -173,7 +173,7 @@ def row_of(number: int) -> MessageRow:
 )
 def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> None:
     channel_of(talk.store, ChannelType.PUB_SUB, "operator", "carol", name="_system")
-    system = talk.store.channels.get_by_name("_system")
+    system = talk.store.channels.find_by_name("_system")
     assert system is not None
     talk.store.channels.subscribe(system.id, "carol", "#")
     ended = OverdueDelivery(1, sent(1), "bob", 1, state, "too late")

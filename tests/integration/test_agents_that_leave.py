@@ -182,7 +182,7 @@ def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) ->
     end(process)
     box.after(31)
     with pytest.MonkeyPatch.context() as patch:  # killed between the notice and the status
-        patch.setattr(AgentStatusTracker, "terminate", lambda *_: None)
+        patch.setattr(AgentStatusTracker, "set_statuses", lambda *_: None)
         box.after(300)
     box.restart()
     for _ in range(3):

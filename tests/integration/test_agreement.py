@@ -170,7 +170,7 @@ def test_a_reminder_that_found_no_room_is_not_sent_after_the_answer(box: Box) ->
 
 def test_a_notice_that_its_channel_refuses_is_not_left_staged(box: Box) -> None:
     box.send("carol", SYSTEM)
-    channel = box.store.channels.get_by_name("_system")
+    channel = box.store.channels.find_by_name("_system")
     assert channel is not None
     box.store.channels.set_state(channel.id, ChannelState.CLOSED)
     sent = box.send("alice", COMMAND)

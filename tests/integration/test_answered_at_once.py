@@ -36,7 +36,7 @@ def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
 def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
     box.send("alice", "TO: #build\nKIND: join\n\nCHANNEL: other")
     assert "TO says #build and CHANNEL says other" in box.nacks("alice")[0]
-    assert box.store.channels.get_by_name("build") is None
+    assert box.store.channels.find_by_name("build") is None
 
 
 # -- control messages to somebody else -----------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_copy_owed_before_a_crash_is_delivered_after_it(box: Box) -> None:
     configure(box, "sticky_messages: true")
     box.send("alice", "TO: #team\n\nwelcome")
     box.flush()
-    channel = box.store.channels.get_by_name("team")
+    channel = box.store.channels.find_by_name("team")
     assert channel is not None
     box.store.channels.join(channel.id, "carol")  # in the store's file, nothing else is done
     box.flusher.flush()

@@ -76,7 +76,7 @@ def test_output_is_shown_from_its_end_and_as_it_comes(home: Path) -> None:
     until(lambda: log.read_text().endswith("se"))
     shown = relay("logs", "talker", "-n", "1", home=home).stdout
     assert shown == "six\x1b[2J\nse"  # as it is in a pipe
-    rotate(Home(str(home)), "talker", 1 << 20, 3)
+    rotate(Home(str(home)), "talker", 1 << 20)
     on.write_text("\n")
     view.expect_exact("seven\r\n")
     view.sendintr()
