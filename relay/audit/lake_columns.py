@@ -180,6 +180,9 @@ JOURNAL_RECORDS = pa.schema(
         maybe("reason", TEXT, "reason of a refusal or dead letter; of a gap"),
         maybe("answer_id", TEXT, "FileRefused: message_id of the nack"),
         maybe("archive", TEXT, "Rolled: name of the archive file, below store/archive"),
+        maybe(
+            "lost_ms", NUMBER, "TimeLost: time without a relay; negative: the clock was set back"
+        ),
         maybe("epoch", NUMBER, "Start: how often the daemon was started"),
     ]
 )
@@ -230,6 +233,9 @@ JOURNAL = pa.schema(
         maybe("file_path", TEXT, "MessageSent, FileRefused: of the file, below the home"),
         maybe("file_checksum", TEXT, "the checksum that the ledger has of the file, 64 hex"),
         maybe("archive", TEXT, "Rolled: name of the archive file, below store/archive"),
+        maybe(
+            "lost_ms", NUMBER, "TimeLost: time without a relay; negative: the clock was set back"
+        ),
         maybe("epoch", NUMBER, "Start: how often the daemon was started"),
         maybe("boot_id", TEXT, "Start: of the machine"),
         maybe("covers", NUMBER, "Checkpoint: offset up to which a store file covers the stream"),

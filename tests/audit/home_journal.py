@@ -40,6 +40,7 @@ def write_journal(
     ``changes``: by message id, what is made of its events. ``later``: events so long after them.
     """
     journal = JournalBuilder(home.root)
+    journal.start()
     for message in home.stored:
         said: Iterable[Event] = events_of(home, message)
         if message.relay_id is not None:

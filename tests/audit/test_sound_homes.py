@@ -15,9 +15,12 @@ from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, StoreSettings
 from relay.daemon.housekeeper import run_retention
+from relay.ledger import OFFERED
+from relay.ledger.deliveries import OfferChange
 from tests.audit.second_engine import Said, SecondEngine
 from tests.box import Box
 from tests.fakes import FakeClock
+from tests.integration.test_pruned_journal import KEEP_LITTLE
 
 DAY_S = 86_400
 COMMAND = "TO: bob\nKIND: command\n\nrun the tests"
@@ -159,6 +162,39 @@ def its_ledger_was_made_again(box: Box) -> None:
     box.tick()
 
 
+def the_machine_slept_for_days(box: Box) -> None:
+    """Whose mail waits was not there either, and had minutes before and after."""
+    box.send("alice", "TO: bob\n\nuntil Monday")
+    box.send("alice", "TO: carol\nKIND: query\n\nwhich branch?")
+    shown = box.send("alice", "TO: carol\n\nas a hook shows it")
+    offered = OfferChange(shown, "carol", "claude:1", 1, OFFERED, "Stop", box.clock.now_ns())
+    with box.ledger.transaction():
+        box.ledger.offers.change([offered])
+    box.after(20)
+    box.clock.jump(3 * DAY_S)
+    box.after(60)
+    box.kill()
+
+
+def its_journal_was_pruned_within_a_batch(box: Box) -> None:
+    """Messages of one instant: of the first ones the journal has no record any more."""
+    box.send_many(40, flush_every=10)
+    assert box.events.journal.first > 0
+
+
+def a_start_whose_clock_was_ahead_completed_it(box: Box) -> None:
+    """An hour, until the time service had set it."""
+    box.send("alice", "TO: bob\n\nhi")
+    box.stop()
+    box.path("ledger.db").unlink()
+    box.clock.jump(3600)
+    box.open()
+    box.tick()
+    box.clock.jump(-3600)
+    box.send("alice", "TO: bob\n\nthere")
+    box.flush()
+
+
 CASES = {
     one.live.__name__: one
     for one in (
@@ -170,6 +206,9 @@ CASES = {
         Case(it_was_taken_back, "duplicates reconcile"),
         Case(the_mailbox_went_with_what_had_rolled, "reconcile duplicates", config=SEES_ALL),
         Case(the_mailbox_went_with_what_its_channel_keeps_no_longer, "reconcile"),
+        Case(the_machine_slept_for_days, "agents threads acks"),
+        Case(its_journal_was_pruned_within_a_batch, "reconcile acks", config=KEEP_LITTLE),
+        Case(a_start_whose_clock_was_ahead_completed_it, "reconcile acks", after_s=60),
         Case(its_ledger_was_made_again, "ordering latency reconcile"),
         Case(one_waits_longer_than_the_archive_keeps, "reconcile integrity"),
     )

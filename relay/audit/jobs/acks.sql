@@ -112,15 +112,18 @@ FROM (
     GROUP BY correlation_id)
 WHERE asked = 0 AND one.relay_id IS NOT NULL
 UNION ALL
--- Shown by a hook an hour ago, and nothing was heard of it since.
+-- Shown by a hook an hour ago while a relay ran, and nothing was heard of it since.
 SELECT 'offered_not_in_context', sent.message_id, sender, target, sent.recipient, sent.state,
     attempt, written_at, NULL, NULL
 FROM sent JOIN (
     SELECT message_id, recipient, max_by(struct(state, offered_at), offer) AS last
     FROM ledger_offers GROUP BY message_id, recipient) AS offered
 ON offered.message_id = sent.message_id AND offered.recipient = sent.recipient
-WHERE last.state = 'offered' AND unix_micros(last.offered_at) < :observed_until_us - 3600000000
-    AND sent.state = 'written'
+LEFT JOIN lost_times ON found_at > last.offered_at
+WHERE last.state = 'offered' AND sent.state = 'written'
+GROUP BY sent.message_id, sender, target, sent.recipient, sent.state, attempt, written_at,
+    last.offered_at
+HAVING unix_micros(last.offered_at) + coalesce(sum(lost_us), 0) < :observed_until_us - 3600000000
 UNION ALL
 -- Commands and queries that came to an agent and were never answered.
 SELECT 'given_up', message_id, sender, target, recipient, state, attempt, written_at, NULL, NULL

@@ -38,11 +38,22 @@ FROM (
         GROUP BY agent, date_trunc('hour', at)))
 GROUP BY agent
 
+-- view: idle
+-- How long each agent with unread mail could have read it: since its last sign, or since that mail,
+-- without the times when no relay ran.
+SELECT agent AS idler, :observed_until_us - unix_micros(max(idle_since))
+    - coalesce(sum(lost_us), 0) AS idle_us
+FROM (
+    SELECT name AS agent, greatest(registered_at, last_seen_at, last_at, unread_since) AS idle_since
+    FROM ledger_agents JOIN activity ON activity.agent = name WHERE unread_since IS NOT NULL)
+LEFT JOIN lost_times ON found_at > idle_since
+GROUP BY agent
+
 -- table: agents
 -- Each agent that was ever registered, or whose process was. Ages end at the snapshot while a relay
 -- runs, else at its last activity. The class is the first that is true, worst first. Three restarts
 -- in spawn.restart_window_s are many, after five the relay gives up by default. A night without
--- reading is normal, a day is worth a look; the operator is a person.
+-- reading is normal, a day while a relay runs is worth a look; the operator is a person.
 SELECT coalesce(a.name, p.name) AS agent, status, reason, registered_at, last_seen_at, a.changed_at,
     greatest((coalesce(CASE WHEN status IN ('terminated', 'retired') THEN unix_micros(a.changed_at)
         END, :observed_until_us) - unix_micros(registered_at)) DIV 1000000, 0) AS lifetime_s,
@@ -59,11 +70,11 @@ SELECT coalesce(a.name, p.name) AS agent, status, reason, registered_at, last_se
         WHEN process = 'failed' AND p.changed_at >= timestamp_micros(:recent_since_us) THEN 'failed'
         WHEN process IN ('starting', 'ready', 'working', 'idle') AND recent_restarts >= 3
             AND started_at >= timestamp_micros(:recent_since_us) THEN 'flapping'
-        WHEN status = 'active' AND a.name <> 'operator' AND silent_s >= 86400
-            AND unix_micros(unread_since) <= :observed_until_us - 86400000000 THEN 'silent'
+        WHEN status = 'active' AND a.name <> 'operator' AND idle_us >= 86400000000 THEN 'silent'
         WHEN status IN ('inactive', 'terminated', 'retired') THEN 'away' ELSE 'present' END AS class
 FROM ledger_agents a FULL JOIN ledger_processes p ON p.name = a.name
 LEFT JOIN activity ON activity.agent = coalesce(a.name, p.name)
+LEFT JOIN idle ON idler = a.name
 
 -- table: agents_spawns
 -- Every request for a process. A refused one is counted and is no finding: the requester was sent

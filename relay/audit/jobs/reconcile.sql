@@ -75,6 +75,9 @@
 -- minute at least, since a clock may be set back by some seconds; a later one does not show that a
 -- message is young.
 --
+-- journal_from: the journal has all from then on. A segment that was pruned may have had the first
+-- messages of a batch.
+--
 -- untold: what the journal has behind the ledger's position for longer than the grace. A relay
 -- moves the position on with every batch. Counted are records that are there before it passes them:
 -- what follows a batch, as deliveries and reads, an idle relay leaves behind it.
@@ -89,7 +92,7 @@
 -- completes a batch also records those of the batch before; a start does so for all that it finds.
 SELECT timestamp_micros(:snapshot_us - :grace_us) AS since,
     timestamp_micros(:snapshot_us + greatest(:grace_us, 30000000)) AS until, journal_from,
-    journal_begin, follows, journal_end AS ends, coalesce(untold_records, 0) AS untold_records,
+    journal_until, journal_begin, follows, journal_end AS ends, coalesce(untold_records, 0) AS untold_records,
     untold_since, noted_at, :lost = 0 AS is_whole,
     CASE WHEN archive_days = 0 AND archive_mib = 0 THEN '' ELSE greatest(
         CASE WHEN archive_days = 0 THEN '' ELSE string(to_date(
@@ -101,10 +104,12 @@ SELECT timestamp_micros(:snapshot_us - :grace_us) AS since,
             END)) END AS originals_from
 FROM home
 CROSS JOIN (
-    SELECT min(at) AS journal_from, min(`end`) AS journal_begin,
+    SELECT timestamp_micros(unix_micros(min(at))
+            + CASE WHEN min_by(event, `end`) <> 'Start' THEN 1000000 ELSE 0 END) AS journal_from,
+        max(at) AS journal_until, min(`end`) AS journal_begin,
         count_if(is_late) AS untold_records, min(CASE WHEN is_late THEN at END) AS untold_since
     FROM (
-        SELECT at, `end`, at < timestamp_micros(:snapshot_us - :grace_us)
+        SELECT at, `end`, event, at < timestamp_micros(:snapshot_us - :grace_us)
             AND `end` > (SELECT max(coalesce(follows, 0)) FROM home) AND event IN
                 ('MessageSent', 'FileRefused', 'DeliveriesStaged') AS is_late
         FROM (
@@ -200,7 +205,7 @@ HAVING max(ledger) IS NOT NULL OR count(copy) + count(record) + count(original) 
 -- view: compared
 -- Every message as all sources have it; each header that differs between them, with both values.
 -- One of an answer is in the thread of its question, whatever its original says. Where the clock
--- was set back, the message's other times are after the snapshot as well.
+-- was set back, the message's other times, or others in the journal, are after the snapshot as well.
 SELECT *, concat_ws('; ',
         'sender: ledger ' || agent_name || ', ' || nullif(concat_ws(', ',
             CASE WHEN sender <> agent_name THEN 'store ' || sender END,
@@ -237,7 +242,8 @@ SELECT *, concat_ws('; ',
         impossible_time) AS headers
 FROM (
     SELECT *,
-        CASE WHEN processed_at > until
+        CASE WHEN processed_at > greatest(until,
+                timestamp_micros(unix_micros(journal_until) + 60000000))
             AND NOT greatest(discovered_at, dated, stored_at, journaled_at) >= since
             THEN 'processed_at: ledger ' || string(processed_at) || ', snapshot '
                 || string(timestamp_micros(:snapshot_us)) END AS impossible_time,

@@ -27,12 +27,21 @@ FROM (
     FROM threaded)
 GROUP BY thread
 
+-- view: lost_since
+-- How long no relay ran since a query.
+SELECT message_id AS lost_for, sum(lost_us) DIV 1000000 AS lost_s
+FROM (
+    SELECT DISTINCT message_id, discovered_at FROM sent
+    WHERE kind = 'query' AND discovered_at >= timestamp_micros(:recent_since_us)) AS recent_query
+JOIN lost_times ON found_at > discovered_at
+GROUP BY message_id
+
 -- table: threads_queries
 -- An answer has a higher number of the engine than the query, whatever the clock did. A response to
 -- an agent that has gone leaves only the status of its acknowledgment. A model thinks for minutes,
 -- and an answer may take a build: so one is missed after an hour, or after the time that its sender
--- gives (AWAIT), and not before it is delivered (NOT-BEFORE). Queries to the orchestrator are left
--- out: they are refused at once.
+-- gives (AWAIT), and not before it is delivered (NOT-BEFORE); times without a relay do not count.
+-- Queries to the orchestrator are left out: they are refused at once.
 SELECT message_id, max(asked.thread) AS thread, max(asked.sender) AS agent,
     max(asked.route) AS route, discovered_at AS asked_at, count(DISTINCT recipient) AS recipients,
     count(DISTINCT answer.sender) AS answered, min(answer.at) AS answered_at,
@@ -41,7 +50,7 @@ SELECT message_id, max(asked.thread) AS thread, max(asked.sender) AS agent,
     CASE WHEN answered > 0 THEN 'answered'
         WHEN bool_or(ack_status IN ('completed', 'failed')) THEN 'closed'
         WHEN bool_and(state IN ('expired', 'bounced', 'dead')) THEN 'ended'
-        WHEN age_s <= 3600 OR bool_or(state IN ('held', 'staged') OR attempt = 1 AND reminders = 0
+        WHEN age_s - coalesce(max(lost_s), 0) <= 3600 OR bool_or(state IN ('held', 'staged') OR attempt = 1 AND reminders = 0
             AND coalesce(unix_micros(coalesce(owed_until, due_at)) > :observed_until_us, false))
             THEN 'waiting' ELSE 'unanswered' END AS class
 FROM sent
@@ -53,6 +62,7 @@ LEFT JOIN (
     SELECT id AS awaited, recipient AS whom, max(due_at) AS due_at
     FROM store_deliveries WHERE due_at IS NOT NULL GROUP BY id, recipient)
 ON awaited = asked.id AND whom = recipient
+LEFT JOIN lost_since ON lost_for = message_id
 WHERE kind = 'query' AND recipient <> '__orchestrator__'
 GROUP BY message_id, discovered_at
 

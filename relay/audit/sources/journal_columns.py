@@ -45,6 +45,7 @@ _WIRE: dict[str, Any] = {
     "last_error": str | None,
     "answer_id": str | None,
     "relay_id": str | None,
+    "by_ms": int | None,
     "held": bool,
     "channel_id": int | None,
     "channel.id": int,
@@ -462,6 +463,7 @@ _COLUMNS: dict[str, JournalColumn] = {
     "archive": JournalColumn(
         ("note.name",), _of_events(lambda event: event.note and event.note.name)
     ),
+    "lost_ms": JournalColumn(("by_ms",), _of_events(lambda event: event.by_ms)),
     "epoch": JournalColumn((), _controls("start", "epoch")),
     "boot_id": JournalColumn((), _controls("start", "boot_id")),
     "covers": JournalColumn((), _controls("checkpoint", "offset")),
