@@ -255,21 +255,21 @@ def mask(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = False) -> list[str]:
-    kept: list[str] = []
+    kept: list[list[str]] = []  # the parts of each line
     within = False  # continuation lines of an ENV
     for line in part.decode(errors="surrogateescape").split("\n"):
         match = (_LOOSE_ENV if loose else _ENV).fullmatch(line)
         if match:
             within = True
             gap = " " * match[2].startswith(" ")
-            kept.append(match[1] + gap + _masked(match[2], secrets))
+            kept.append([match[1] + gap + _masked(match[2], secrets)])
         elif within and not (_FIELD.match(line) or (in_header and ":" in line)):
             if line.strip():
-                kept[-1] += "," + _masked(line, secrets)
+                kept[-1].append(_masked(line, secrets))
         else:
             within = False
-            kept.append(line)
-    return kept
+            kept.append([line])
+    return [",".join(parts) for parts in kept]
 
 
 def _masked(text: str, secrets: list[str]) -> str:

@@ -251,17 +251,17 @@ def control_fields(message: MessageFile) -> dict[str, str]:
     field continues the previous one (a prompt of many lines). A spawn with NAME as a header may
     give its prompt as the whole body.
     """
-    fields: dict[str, str] = {}
-    last = ""
+    lines: dict[str, list[str]] = {}
+    last: list[str] = []  # what stands before the first field belongs to none
     body = message.body.decode()
     for line in body.split("\n"):
         name, colon, value = line.partition(":")
         is_text = name == "FILTER" and message.kind is not Kind.SUBSCRIBE  # as of a prompt
         if colon and not is_text and (name in CONTROL_FIELDS or name in BODY_FIELDS):
-            last = name
-            fields[name] = value
-        elif last:
-            fields[last] += "\n" + line
+            last = lines[name] = [value]
+        else:
+            last.append(line)
+    fields = {name: "\n".join(parts) for name, parts in lines.items()}
     if message.kind is Kind.SPAWN and "NAME" in message.headers and "PROMPT" not in fields:
         fields["PROMPT"] = body
     for name in CONTROL_FIELDS:

@@ -55,6 +55,7 @@ _KIND_OF: dict[type[RelayError], IncidentKind] = {
 
 
 SETTLE_NS = 100 * NS_PER_MS  # a file written straight into an outbox is read when it is as old
+BATCH_BYTES = 16 << 20  # read at a time, in equal shares of the agents: their files are in memory
 MALFORMED_NS = 5 * NS_PER_S  # at this age what is not a valid message is refused: it may grow
 PENDING_WARN_S = 30  # a file in .pending of this age was probably not renamed
 
@@ -125,8 +126,11 @@ class Intake:
         """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""
         batch: list[Inbound] = []
         settling: set[str] = set()  # agents that are still writing one
-        for hint in self._queue.pop_batch(limit):
-            if hint.agent in settling:
+        hints = self._queue.pop_batch(limit)
+        read_bytes = dict.fromkeys([hint.agent for hint in hints], 0)
+        share_bytes = BATCH_BYTES // max(1, len(read_bytes))
+        for hint in hints:
+            if hint.agent in settling or read_bytes[hint.agent] >= share_bytes:
                 self._queue.requeue(hint)
                 continue
             try:
@@ -144,6 +148,7 @@ class Intake:
                 )
             if isinstance(read, Inbound):
                 batch.append(read)
+                read_bytes[hint.agent] += read.file.size
                 continue
             later = replace(read, counted=True, settling=False)
             known_ns = self._clock.monotonic_ns() - hint.found_ns

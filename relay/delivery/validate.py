@@ -73,6 +73,7 @@ class Validator:
         self._keys.register_new(
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
+        self._verifier.begin_batch()
         self._invalid.clear()
         ready: list[Inbound] = []
         waiting: list[Inbound] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 
@@ -338,10 +338,10 @@ class Messages:
             key=lambda message: message.id,
         )
 
-    def thread_in_store(self, correlation_id: str) -> list[Message]:
-        """The messages of a thread that are still in the store, oldest first."""
-        found = sorted(self._in_thread(correlation_id), key=lambda message: message.id)
-        return [read_only_copy(message) for message in found]
+    def thread_in_store(self, correlation_id: str, most: int | None = None) -> list[Message]:
+        """The messages of a thread that are still in the store, oldest first; ``most`` of them."""
+        here = islice(self._in_thread(correlation_id), most)
+        return [read_only_copy(one) for one in sorted(here, key=lambda message: message.id)]
 
     def _in_thread(self, correlation_id: str) -> Iterator[Message]:
         """The messages of a thread that are still in the store, lazily."""

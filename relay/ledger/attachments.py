@@ -32,7 +32,8 @@ from relay.ledger.ledger import Ledger
 
 FOLDER = "attachments"
 BAD = ".bad"
-AT_ONCE_BYTES = 1 << 20  # hashed within a batch: under a millisecond
+AT_ONCE_BYTES = 1 << 20  # hashed by the loop: under a millisecond
+BATCH_BYTES = 16 << 20  # of all that are, in one batch: some twenty milliseconds
 PIECE_BYTES = 1 << 20
 TURN_PIECES = 8  # before the next agent's turn: some ten milliseconds
 MOST_OPEN = 4  # files of one agent that are read at a time
@@ -80,14 +81,19 @@ class AttachmentVerifier:
     def __init__(self, limits: LimitSettings) -> None:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
+        self._left = BATCH_BYTES  # of the batch
         self._reading: dict[Key, _LargeFile] = {}
         # agent -> attachments that it waits for, oldest first
         self._turns: dict[str, dict[Key, None]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
+    def begin_batch(self) -> None:
+        """From here on the loop may hash as much again; what is more, the thread reads."""
+        self._left = BATCH_BYTES
+
     def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool:
-        """True: verified. False: a large one is still being read, ask again.
+        """True: verified. False: it is still being read by the thread, ask again.
 
         ``agent``: the sender that refers to it, and waits.
         """
@@ -112,11 +118,12 @@ class AttachmentVerifier:
             )
         with self._lock:
             found = self._known.get(key)
-            if found is None and size > AT_ONCE_BYTES:
+            if found is None and size > min(AT_ONCE_BYTES, self._left):
                 self._begin(key, fd, agent)
                 return False
         try:
             if found is None:
+                self._left -= size
                 found = _hash(fd)
                 self._keep(key, found)
         finally:

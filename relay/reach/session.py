@@ -172,7 +172,7 @@ def _load(path: str) -> Session | None:
         with open(fd, encoding="utf-8") as file:
             facts = json.loads(file.read(MAX_BYTES))
         session = Session(facts["harness"], facts["session_id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     known = vars(session)
     for name, value in facts.items():

@@ -20,6 +20,7 @@ from relay.agents.requests import (
 from relay.base.config import SpawnSettings, decode
 from relay.base.errors import ConfigError
 from relay.base.message import MAX_HEADER_BYTES, control_fields, parse
+from tests.costs import cpu_s
 
 OPERATOR = Requester("operator", "1769851800000000000-01", 7, "ann")
 
@@ -263,6 +264,12 @@ def test_a_comma_parts_two_settings_where_a_name_follows(
     text: str, settings: list[tuple[str, str]]
 ) -> None:
     assert parse_env(text) == settings
+
+
+def test_settings_in_half_a_million_lines_cost_little_more_than_their_lines() -> None:
+    text = b"TO: __orchestrator__\nKIND: spawn\n\nNAME: w\nENV: A=1\n" + b"b\n" * 500_000
+    floor = cpu_s(lambda: [parse_env(line) for line in text.decode().split("\n")])
+    assert cpu_s(lambda: redact(text)) < 8 * floor
 
 
 def test_a_secret_within_another_is_masked_with_it() -> None:

@@ -23,6 +23,7 @@ from relay.base.message import (
     parse,
     parse_delivered,
 )
+from tests.costs import cpu_s
 
 pytestmark = pytest.mark.shows("ready 1.5")
 
@@ -293,6 +294,12 @@ def test_the_fields_of_a_control_message(text: str, found: dict[str, str]) -> No
 def test_a_field_in_either_form_says_the_same(name: str) -> None:
     for text in (f"\n{name}: a: b \n", f"{name}: a: b \n\n."):
         assert control_fields(parse(f"KIND: continuity\n{text}".encode()))[name] == "a: b"
+
+
+def test_a_field_of_a_million_lines_costs_little_more_than_its_lines() -> None:
+    message = parse(b"TO: __orchestrator__\nKIND: join\n\nCHANNEL: x\n" + b"\n" * 1_000_000)
+    floor = cpu_s(lambda: [line.partition(":") for line in message.body.decode().split("\n")])
+    assert cpu_s(lambda: control_fields(message)) < 20 * floor
 
 
 def test_a_command_is_fields_whatever_their_names() -> None:

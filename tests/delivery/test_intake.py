@@ -8,6 +8,7 @@ import pytest
 
 from relay.base.clock import NS_PER_S
 from relay.base.names import sha256_hex
+from relay.delivery import intake
 from relay.delivery.values import OutboxFile
 from tests.delivery.support import GOOD, NAME, START_NS, Desk, bodies, reason
 
@@ -232,6 +233,21 @@ def test_a_file_that_is_still_but_does_not_parse_does_not_hold_up_the_next(desk:
     desk.renamed(b"TO: bob\n\nother", other)
     assert bodies(desk.take()) == [b"other"]
     assert desk.intake.backlog == 1
+
+
+def test_the_bytes_of_a_batch_are_shared_by_the_agents(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "BATCH_BYTES", 200)  # a hundred for each of two
+    desk.home.make_agent("carol")
+    for name in names(3):
+        desk.renamed(b"TO: bob\n\n" + name[-5:-4].encode() * 60, name)
+    path = desk.outbox.parent.parent / "carol" / "outbox" / NAME
+    path.write_bytes(b"TO: bob\n\nfrom carol")
+    desk.intake.add("carol", NAME, renamed=True)
+    assert bodies(desk.take()) == [b"2" * 60, b"1" * 60, b"from carol"]
+    assert (desk.intake.backlog, desk.due_in_s()) == (1, 0)
+    assert bodies(desk.take()) == [b"0" * 60]
 
 
 def test_a_file_that_is_gone_is_forgotten(desk: Desk) -> None:

@@ -12,6 +12,7 @@ from relay.agents.status import Directory
 from relay.base.incidents import Refusal
 from relay.base.message import Kind, MessageFile, parse
 from relay.base.names import ORCHESTRATOR, uuid4_of
+from relay.delivery import router
 from relay.delivery.router import find_original, new_message, route_answer
 from relay.delivery.values import Route
 from relay.engine.engine import Engine
@@ -174,6 +175,14 @@ def test_of_two_that_await_re_names_one(talk: Talk) -> None:
     assert "has 2 messages" in bounce(talk.answer(Kind.ACK, THREAD="t-1"))
     found = talk.answer(Kind.ACK, THREAD="t-1", RE=ASKED + "0")
     assert isinstance(found, Route) and talk.answered == second
+
+
+def test_a_long_thread_is_not_looked_through(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "MOST_IN_THREAD", 2)
+    for number in range(3):
+        talk.ask(MessageType.TEXT, f"{ASKED}{number}", "t-1")
+    text = bounce(talk.answer(Kind.ACK, THREAD="t-1"))
+    assert text == "THREAD t-1 has more than 2 messages: name the one with RE"
 
 
 def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:

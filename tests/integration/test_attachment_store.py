@@ -121,6 +121,17 @@ def test_a_large_one_is_read_beside_the_loop_and_its_message_waits(
     assert ("it is known" in box.bodies("alice")) == is_right
 
 
+def test_many_small_ones_hold_nobody_up_either(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachments, "BATCH_BYTES", 1000)  # of a batch, as 16 MiB
+    digests = [box.attach(bytes([number]) * 400).name for number in range(5)]
+    first = send(box, *digests[:2])
+    assert list(box.inbox("bob")) == [first]
+    second = send(box, *digests)  # the last of them is for the thread
+    third = box.send("carol", "TO: bob\n\nmeanwhile")
+    assert set(box.inbox("bob")) == {first, third}
+    assert until(lambda: box.after(0.05, turns=1) or second in box.inbox("bob"))
+
+
 def test_one_that_cannot_be_read_now_is_waited_for_and_nobody_else_is(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

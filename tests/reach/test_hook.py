@@ -313,7 +313,7 @@ def test_two_homes_are_told_and_neither_is_read(root: Path, start_cli: Callable[
 
 def test_a_damaged_file_of_the_session_is_a_new_session(root: Path, claude: Cli) -> None:
     put(root, "bob", HELLO, ID)
-    for damage in ("", "{", "[]", '{"harness": 1}', "null"):
+    for damage in ("", "{", "[]", '{"harness": 1}', "null", "[" * 200_000):
         (root / "sessions/claude-s-1.json").write_text(damage)
         claude.tool()
         assert claude.name == "bob"
