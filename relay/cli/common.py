@@ -51,9 +51,9 @@ COMMAND = "relay.command"  # likewise: the command that works on the home
 ADVICE_S = 60  # between two lines about unread messages
 TEMP = "tmp"  # of the home: nothing is written there
 SCANNED = 300  # newest messages in which completion looks for channels and threads
-_NAMED_IN = re.compile(
+_NAMED_IN = re.compile(  # of agents' texts: nothing that a shell would carry out
     rb"^(?:TO: #|ACTION: channel[.]create\nCHANNEL: )(?P<channel>[\w/-]+)$"
-    rb"|^THREAD: (?P<thread>[!-~]+)$",
+    rb"|^THREAD: (?P<thread>[A-Za-z0-9._:-]{1,128})$",
     re.MULTILINE,
 )
 

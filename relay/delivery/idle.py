@@ -55,16 +55,17 @@ class IdleNotices:
         self._next_ns = 0  # of the next look (monotonic)
         self._is_asked = True  # requests are open, as far as it is known
         self._idle: dict[str, int] = {}  # session -> since when it is idle, as seen last
-        self._reported: dict[str, tuple[int, str]] = {}  # session -> when, its state
+        # agent, its session -> when, its state: nobody's word counts for another's session
+        self._reported: dict[tuple[str, str], tuple[int, str]] = {}
         self._unanswered: set[tuple[str, str]] = set()  # agent, message id; to be looked at
         self._gone: dict[str, int] = {}  # agent -> since when it has no session (monotonic)
 
     def on_state(self, agent: str, state: str, owes: Iterable[str], session: str, at: int) -> None:
         """Take note of a state that a session reported, with the messages it has not answered."""
-        known_at = self._reported.get(session, (0, ""))[0]
+        known_at = self._reported.get((agent, session), (0, ""))[0]
         if at < known_at <= self._clock.now_ns():  # later than now: the clock was set back
             return
-        self._reported[session] = at, state
+        self._reported[agent, session] = at, state
         if state == IDLE:
             self._unanswered.update((agent, message_id) for message_id in owes)
         self.check_soon()
@@ -129,11 +130,11 @@ class IdleNotices:
             if session.agent and session.is_live
         ]
         for session in live:
-            at, state = self._reported.get(session.key, (0, ""))
+            at, state = self._reported.get((session.agent, session.key), (0, ""))
             # The hook writes its file after the report. Later than now: the clock was set back.
             if session.state_at < at <= self._clock.now_ns():
                 session.state, session.state_at = state, at
-        keys = {session.key for session in live}
+        keys = {(session.agent, session.key) for session in live}
         self._reported = {key: state for key, state in self._reported.items() if key in keys}
         return {session.agent: session for session in live}
 

@@ -23,6 +23,7 @@ from relay.base.finding import Finding, Severity
 from relay.base.home import LEDGER, Home, lock_holder, unclean_stop
 from relay.base.message import parse_delivered
 from relay.base.names import (
+    MESSAGE_ID,
     MSG_SUFFIX,
     OPERATOR,
     ORCHESTRATOR,
@@ -248,7 +249,8 @@ def _refusal(home: Home, nack_id: str, at: int, recipient: str) -> Item:
     path = f"agents/{recipient}/inbox/{nack_id}{MSG_SUFFIX}"
     with contextlib.suppress(OSError, RelayError):
         nack = parse_delivered(read_file(home, path) or b"", file=path)
-        about = nack.headers.get("RE", nack_id)
+        given = nack.headers.get("RE", "")
+        about = given if MESSAGE_ID.fullmatch(given) else nack_id  # the agent may have written it
         why = nack.body.decode(errors="replace").partition("\n")[0]
         why = why.replace(f"{about}{MSG_SUFFIX}: ", "")
     return Item(nack_id, "refused", at, recipient, why, f"relay trace {about}", about)

@@ -40,6 +40,7 @@ ORIGINALS = {
     "1700000000000000001-01": "TO: #ci\nTHREAD: release-42\n\nhi",
     "1700000000000000002-02": "TO: __orchestrator__\n\nACTION: channel.create\nCHANNEL: team\n",
     "1700000000000000003-03": "TO: bob\nTHREAD: release-43\n\nTO: nobody\n",
+    "1700000000000000004-04": "TO: bob\n\nTHREAD: release-$(touch${IFS}x)\nTHREAD: release-`id`\n",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -345,3 +346,14 @@ def test_what_an_agent_puts_in_the_place_of_a_refusal_holds_up_nobody(box: Box) 
     with Home(str(box.root)) as home:
         (row,) = [one for one in attention(home) if one.kind == "refused"]
     assert row.what == "a message of it was refused"
+
+
+def test_a_refusal_that_its_sender_rewrote_is_no_command_to_be_pasted(box: Box) -> None:
+    box.send("alice", "TO: nobody\n\nlost")
+    (nack,) = box.inbox("alice")
+    path = box.path("agents", "alice", "inbox", f"{nack}.msg")
+    text = re.sub(r"(?m)^RE: .*$", "RE: x; touch /tmp/y #", path.read_text())
+    path.write_text(text)
+    with Home(str(box.root)) as home:
+        (row,) = [one for one in attention(home) if one.kind == "refused"]
+    assert (row.command, row.id) == (f"relay trace {nack}", nack)

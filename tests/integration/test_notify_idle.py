@@ -14,7 +14,7 @@ from agent_sdk import Agent, Received, Refused, RelayWarning, Timeout, aio, requ
 from relay.base.process_info import PROC, START_FIELD
 from relay.reach.owed import report_state
 from relay.reach.session import IDLE, WORKING, Session, save_session, session_lock
-from tests.procs import PATIENCE_S, Relay, relay
+from tests.procs import PATIENCE_S, Relay, relay, until
 
 pytestmark = pytest.mark.usefixtures("waits")
 
@@ -66,6 +66,21 @@ def test_the_sender_gets_one_ack_when_it_is_idle_and_has_read_it(
     assert (ack.kind, ack.sender) == ("ack", "__orchestrator__")
     assert ack.body == f"completed bob is idle and has read {sent}\n"
     assert alice.receive(0.2) is None
+
+
+def test_what_another_reports_of_its_session_does_not_count(
+    running: Relay, home: Path, bob_cli: Cli, alice: Agent
+) -> None:
+    relay("send", "bob", "hi", "--as", "alice", "--notify-idle", home=home)
+    read_by_bob(home)
+    forged = Session("claude", "s-1")
+    forged.agent, forged.state = "alice", WORKING
+    report_state(bob_cli.root, forged, IDLE)
+    outbox = home / "agents" / "alice" / "outbox"
+    until(lambda: not list(outbox.glob("*.report")), "the relay took the report")
+    assert alice.receive(0.3) is None
+    bob_cli.is_now(IDLE)
+    assert alice.receive(PATIENCE_S) is not None
 
 
 def test_wait_idle_returns_when_it_is(
