@@ -356,12 +356,14 @@ def _restore_originals(
         stored = store.messages.find_by_relay_id(row.message_id)
         if row.agent_name != ORCHESTRATOR and row.status != "failed" and stored is not None:
             try:
-                _restore_original(files, row, stored, log)
+                _restore_original(files, ledger, row, stored, log)
             except (OSError, UnsafePath) as exc:  # it may be whole: nothing is put in its place
                 files.faults[row.message_id] = exc
 
 
-def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogCall) -> None:
+def _restore_original(
+    files: _Files, ledger: Ledger, row: MessageRow, stored: Message, log: LogCall
+) -> None:
     """Put one original back: into the outbox while its row is open, else into the archive."""
     name = row.message_id + MSG_SUFFIX
     in_outbox = files.in_outbox(row)
@@ -385,6 +387,9 @@ def _restore_original(files: _Files, row: MessageRow, stored: Message, log: LogC
     if len(data) != row.file_size:  # the store does not keep whether its sender gave a checksum
         given = {"CHECKSUM": SHA256_PREFIX + sha256_hex(stored.content)}
         data = render(message._replace(headers=message.headers | given))
+    if len(data) != row.file_size:  # first: a start that is killed here writes it again
+        with ledger.transaction():
+            ledger.forget_file(row.message_id)
     fsio.create(name, data, target)
     log(
         f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",

@@ -275,6 +275,12 @@ class Ledger:
             [(path, message_id) for message_id, path in moved],
         )
 
+    def forget_file(self, message_id: str) -> None:
+        """Note that the file of a row is not its sender's any more: its size may be another."""
+        self._db.execute(
+            "UPDATE messages SET file_inode = NULL WHERE message_id = ?", (message_id,)
+        )
+
     def postpone(self, reasons: Sequence[tuple[str, str]]) -> dict[str, int]:
         """Put rows (message id, reason) back to pending after a transient error; returns their
         retry counts."""

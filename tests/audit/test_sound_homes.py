@@ -15,12 +15,14 @@ from relay.audit.snapshot import snapshot_home
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, StoreSettings
 from relay.daemon.housekeeper import run_retention
+from relay.delivery.eventlog import EventLog
 from relay.ledger import OFFERED
 from relay.ledger.deliveries import OfferChange
 from tests.audit.second_engine import Said, SecondEngine
 from tests.box import Box
 from tests.fakes import FakeClock
 from tests.integration.test_pruned_journal import KEEP_LITTLE
+from tests.kills import killed_in
 
 DAY_S = 86_400
 COMMAND = "TO: bob\nKIND: command\n\nrun the tests"
@@ -195,6 +197,33 @@ def a_start_whose_clock_was_ahead_completed_it(box: Box) -> None:
     box.flush()
 
 
+def a_power_cut_took_an_original(box: Box) -> None:
+    """It is written again from the store, in other spelling than its sender's."""
+    sent = box.send("alice", "to:  bob \n\nhi")
+    box.tick()
+    original = box.path(box.row(sent)["file_path"])
+    box.kill()
+    original.write_bytes(b"")
+    box.boot = "boot-2"
+    box.open()
+    box.tick()
+    assert original.read_bytes().startswith(b"TO: bob\n")
+    box.flush()
+
+
+def no_relay_ran_until_it_was_delivered(box: Box) -> None:
+    """Killed before the commit; the machine was started again after an hour."""
+    box.send("alice", "TO: carol\n\nhi")
+    box.flush()
+    with killed_in(EventLog, "commit"):
+        box.send("alice", "TO: bob\n\nhi")
+    box.kill()
+    box.clock.advance(3600)
+    box.open()
+    box.after(5)
+    assert box.bodies("bob") == ["hi"]
+
+
 CASES = {
     one.live.__name__: one
     for one in (
@@ -209,6 +238,8 @@ CASES = {
         Case(the_machine_slept_for_days, "agents threads acks"),
         Case(its_journal_was_pruned_within_a_batch, "reconcile acks", config=KEEP_LITTLE),
         Case(a_start_whose_clock_was_ahead_completed_it, "reconcile acks", after_s=60),
+        Case(a_power_cut_took_an_original, "reconcile integrity"),
+        Case(no_relay_ran_until_it_was_delivered, "latency ordering reconcile"),
         Case(its_ledger_was_made_again, "ordering latency reconcile"),
         Case(one_waits_longer_than_the_archive_keeps, "reconcile integrity"),
     )

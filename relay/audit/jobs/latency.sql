@@ -6,9 +6,17 @@
 -- slow_hour: warning | [hour] much slower than usual
 --   Compare with the throughput of that hour: a burst, or other load on the machine.
 
+-- view: interrupted
+-- Slow deliveries for which no relay ran meanwhile. The record of that time may come after those
+-- that its start completed.
+SELECT DISTINCT message_id AS delayed, recipient AS whom
+FROM sent JOIN lost_times ON discovered_at < found_at
+    AND unix_micros(written_at) > unix_micros(found_at) - 5000000
+WHERE unix_micros(written_at) - unix_micros(discovered_at) > 5000000
+
 -- view: stages
--- Milliseconds of each stage of a delivery. What waited for a reason outside the relay, and the
--- orchestrator's own messages, have no stage before `written`; a repeated delivery has no `read`.
+-- Milliseconds of each stage of a delivery. What waited for a reason outside the relay, or for a
+-- relay, and the orchestrator's own messages, have no stage before `written`; a repeated delivery has no `read`.
 -- An interval below zero is counted apart. NULL where it has not ended, or was not measured: times
 -- of whole seconds were almost always rebuilt by a start, and what waited is not known of rows that
 -- were made again from the journal.
@@ -25,7 +33,7 @@ SELECT message_id, sender, recipient, discovered_at, staged_at, written_at,
     CASE WHEN attempt = 1 THEN (read - written) / 1000 END AS read,
     (acked - read) / 1000 AS acked
 FROM (
-    SELECT *, NOT waited AND sender <> '__orchestrator__'
+    SELECT *, NOT waited AND sender <> '__orchestrator__' AND delayed IS NULL
             AND coalesce(unix_micros(discovered_at) >= rebuilt_us, true) AS at_once,
         unix_micros(discovered_at) AS discovered,
         CASE WHEN unix_micros(staged_at) % 1000000 <> 0 THEN unix_micros(staged_at) END AS staged,
@@ -35,7 +43,8 @@ FROM (
         CASE WHEN unix_micros(acked_at) % 1000000 <> 0 THEN unix_micros(acked_at) END AS acked
     FROM sent CROSS JOIN (
         SELECT max(try_cast(value AS BIGINT)) DIV 1000 AS rebuilt_us
-        FROM ledger_orchestrator_state WHERE key = 'rebuilt_at'))
+        FROM ledger_orchestrator_state WHERE key = 'rebuilt_at')
+    LEFT JOIN interrupted ON delayed = message_id AND whom = recipient)
 
 -- table: latency
 -- By hour of discovery. A percentile's rank is right to a thousandth: 98.9 may pass for 99.

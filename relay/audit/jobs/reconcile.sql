@@ -272,9 +272,9 @@ FROM (
 -- A message has one class: the first that is true, worst first. A message before the first record
 -- that there still is may be one that the ledger was not told of. A completed row should be
 -- `archived` once another was recorded that was archived later. A spawn is archived without its
--- secrets; a row without an inode was rebuilt from the store, which does not know the size. A row
--- that still names its outbox has no other path: a rebuilt ledger does not know that of a packed
--- file.
+-- secrets; a row without an inode, or its file, was made again from the store, which does not know
+-- the size. A row that still names its outbox has no other path: a rebuilt ledger does not know that
+-- of a packed file.
 SELECT *, CASE
     WHEN status IS NULL AND (is_recent OR coalesce(original_at >= since, false)) THEN 'recent'
     WHEN status IS NULL AND coalesce(copies, records) IS NULL THEN 'unknown_file'
