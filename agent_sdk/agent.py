@@ -339,12 +339,13 @@ class Agent:
         """Send, unless an id is given; ``read`` the last answer. Errors: Timeout; Refused."""
         ends_at = time.monotonic() + timeout_s
         if isinstance(asked, str):
-            sent, seen = asked, set()
+            sent, seen, to = asked, set(), ""
         else:
-            message, sent = self._compose(asked), self._outbox.new_id()
+            message, sent, to = self._compose(asked), self._outbox.new_id(), asked["to"]
             seen = self._inbox.names()  # messages from before it cannot answer it
             self._post(message, sent, requests.default_wait_s(timeout_s), False, on_sent)
-        wanted = answers_to(sent, kinds)
+        was_asked = requests.was_asked(to, requests.ledger_of(self._home))
+        wanted = answers_to(sent, kinds, was_asked)
         look = functools.partial(self._inbox.take_answer, wanted, seen)
         while answer := self._inbox.until(look, ends_at - time.monotonic()):
             if requests.is_last(answer, kinds):

@@ -217,7 +217,9 @@ class Agent:
         ends_at, wait_s = loop.time() + timeout_s, requests.default_wait_s(timeout_s)
         known = asked if isinstance(asked, str) else None
         message = None if isinstance(asked, str) else self._agent._compose(asked)
-        with self._awaiting(lambda sent: answers_to(sent, kinds), known) as (sent, take):
+        to = "" if isinstance(asked, str) else asked["to"]
+        was_asked = requests.was_asked(to, requests.ledger_of(self._agent._home))
+        with self._awaiting(lambda sent: answers_to(sent, kinds, was_asked), known) as (sent, take):
             if message is not None:
                 await self._post(message, sent, wait_s, False, on_sent)
             while answer := await self._until(take, ends_at - loop.time()):

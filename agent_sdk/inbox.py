@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from relay.base import fsio
 from relay.base.errors import MessageError, RelayError, UnsafePath
 from relay.base.home import READ, Dirs, Home
-from relay.base.message import Kind, MessageFile, parse_delivered
+from relay.base.message import ANSWERS, Kind, MessageFile, parse_delivered
 from relay.base.names import (
     MSG_SUFFIX,
     ORCHESTRATOR,
@@ -280,12 +280,18 @@ def _check_sum(message: MessageFile, path: str) -> None:
         raise MessageError(f"the body does not match {declared}", file=path, header="CHECKSUM")
 
 
-def answers_to(sent: str, kinds: Collection[Kind]) -> Wanted:
-    """Match the answers of ``kinds`` to a message, and its refusals."""
+def answers_to(sent: str, kinds: Collection[Kind], was_asked: Callable[[str, str], bool]) -> Wanted:
+    """Match the answers of ``kinds`` to a message, and its refusals.
+
+    The relay delivers an ack, a nack or a response only of an agent that got the message. Any agent
+    may name it in a message of another kind: ``was_asked`` tells, by its id and the sender.
+    """
     kinds = REFUSALS.union(kinds)
 
     def is_answer(message: MessageFile) -> bool:
-        return message.headers.get("RE") == sent and message.kind in kinds
+        if message.headers.get("RE") != sent or message.kind not in kinds:
+            return False
+        return message.kind in ANSWERS or was_asked(sent, message.headers.get("FROM", ""))
 
     return is_answer
 

@@ -276,6 +276,28 @@ def is_last(answer: Received, kinds: Sequence[Kind]) -> bool:
     return len(kinds) == 1 or ends_request(answer.kind, answer.body)
 
 
+def was_asked(to: str, connect: Callable[[], sqlite3.Connection]) -> Callable[[str, str], bool]:
+    """A test whether an agent got the message of that id; of the relay itself it is always true.
+
+    ``to``: whom it was sent to, as far as it is known. ``connect``: opens the ledger, which knows a
+    delivery before any answer to it is accepted.
+    """
+    import sqlite3
+
+    def test(message_id: str, name: str) -> bool:
+        if name in (to, ORCHESTRATOR):
+            return True
+        query = "SELECT 1 FROM deliveries WHERE message_id = ? AND recipient = ?"
+        with (
+            contextlib.suppress(LedgerError, OSError, sqlite3.Error),
+            contextlib.closing(connect()) as db,
+        ):
+            return db.execute(query, (message_id, name)).fetchone() is not None
+        return False
+
+    return test
+
+
 def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:
     """Make the error of an answer that has not come."""
     what = "answer" if len(kinds) > 1 else kinds[0]

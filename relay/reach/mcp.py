@@ -9,6 +9,7 @@ calls go on meanwhile; one that is cancelled, or whose answer cannot be written,
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -25,15 +26,16 @@ from mcp.server.stdio import stdio_server
 
 from agent_sdk import Agent, Kind
 from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
-from agent_sdk.requests import ends_request
+from agent_sdk.requests import ends_request, was_asked
 from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import READ, Home, lock_holder
+from relay.base.message import ANSWERS
 from relay.base.names import MSG_SUFFIX
 from relay.base.outcomes import Progress, Wait
 from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
-from relay.reach.owed import still_owed
+from relay.reach.owed import open_ledger, still_owed
 from relay.reach.session import Session
 from relay.reach.tool_session import ToolSession
 from relay.reach.tools import TOOLS, BadArguments, check_call, wait_of
@@ -175,7 +177,8 @@ class ToolServer:
             sent_text = await self._sent(session, sent)
             owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
             return f"{sent_text}\n{owed}".rstrip()
-        found = await self._wait(ctx, session, lambda message: _ends(message, sent), wait.seconds)
+        asked = was_asked(given["to"], functools.partial(open_ledger, self.root))
+        found = await self._wait(ctx, session, lambda one: _ends(one, sent, asked), wait.seconds)
         if not found:
             sent_text = await self._sent(session, sent)
             return f"{sent_text}; no answer within {wait.seconds:g} s, a later one comes by inbox"
@@ -469,11 +472,13 @@ def _doing(facts: Fields) -> str:
     return text + (f", role {visible(facts['role'])}" if facts["role"] else "")
 
 
-def _ends(message: Waiting, sent: str) -> bool:
-    """True for the last answer to a message, or its refusal."""
-    return message.headers.get("RE") == sent and (
-        message.body is None or ends_request(message.kind, message.body)
-    )
+def _ends(message: Waiting, sent: str, was_asked: Callable[[str, str], bool]) -> bool:
+    """True for the last answer to a message of who was asked, or its refusal."""
+    if message.headers.get("RE") != sent:
+        return False
+    if message.kind not in ANSWERS and not was_asked(sent, message.headers.get("FROM", "")):
+        return False
+    return message.body is None or ends_request(message.kind, message.body)
 
 
 def serve(

@@ -214,6 +214,23 @@ def test_a_request_is_answered_or_refused_by_whatever_names_it(
         alice.request("bob", "deploy", 5)
 
 
+@pytest.mark.parametrize("kind", [Kind.MESSAGE, Kind.ERROR])
+def test_who_was_not_asked_answers_nothing(
+    relay: HandRelay, alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def others_first() -> None:
+        relay.carry()
+        asked = take(bob)
+        relay.deliver("alice", "yes", kind=kind, sender="mallory", RE=asked.id)
+        bob.reply(asked, "no")
+        relay.carry()
+
+    script(monkeypatch, others_first)
+    assert alice.request("bob", "may I?", 5, kind="query").body == "no"
+    (left,) = alice.messages(timeout_s=0)
+    assert (left.sender, left.body) == ("mallory", "yes")
+
+
 def test_a_request_that_nobody_answers_says_what_was_sent(relay: HandRelay, alice: Agent) -> None:
     with pytest.raises(Timeout, match=r"no answer to .* came within 0.05 s") as error:
         alice.request("bob", "deploy", 0.05)

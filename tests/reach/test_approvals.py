@@ -87,6 +87,9 @@ def test_the_answer_in_time_decides(
             assert row["who"] == "bob"
             assert row["what"] == "bob asks for permission: Bash rm -rf build (yes, no)"
             assert row["command"] == f"relay --home {root} approve {row['id']}"
+            relay(
+                "send", "bob", "yes", "--as", "eve", "--re", row["id"], home=root
+            )  # nobody's word
             assert relay(verb, row["id"], *words, home=root).returncode == 0
         assert decided == [decision]
         assert cli.errors() == []

@@ -48,6 +48,7 @@ async def test_send_waits_for_the_answer(served: Path) -> None:
         while not unread(served, "alice"):
             await asyncio.sleep(0.01)
         (number,) = unread(served, "alice")
+        relay("send", "bob", "mine", "--as", "eve", "--re", number, home=served)  # was not asked
         relay("reply", "--as", "alice", number, "main", home=served)
         text = await asked
         assert text.startswith(number)
