@@ -409,7 +409,12 @@ def _resend_swallowed_signals() -> Iterator[None]:
         elif not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        threading.Timer(RESEND_S, os.kill, (os.getpid(), number)).start()
+        while True:
+            try:
+                threading.Timer(RESEND_S, os.kill, (os.getpid(), number)).start()
+                return
+            except (KeyboardInterrupt, _Signalled):
+                pass  # on a busy machine it comes before this returns, where it is ignored as well
 
     sys.unraisablehook = hook
     try:

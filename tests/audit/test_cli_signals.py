@@ -31,3 +31,19 @@ def test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(
         threading.Event().wait(PATIENCE_S)
     assert ended.value.code == code
     assert capsys.readouterr().err == "relay: it was interrupted\n"
+
+
+def test_one_that_comes_again_while_it_is_arranged_is_not_swallowed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = threading.Timer.start
+    early = [signal.SIGTERM, signal.SIGINT]
+
+    def start(timer: threading.Timer) -> None:
+        if early:
+            signal.raise_signal(early.pop())
+        begin(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(signal.SIGTERM, 143, capsys)
+    assert early == []
