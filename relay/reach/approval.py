@@ -2,6 +2,7 @@
 
 The request is a question to the operator, with the options yes and no. An answer in time decides
 it; without one, or without a relay, nothing is printed, and the vendor's own dialog decides. A
+question shows all that the tool is told; what is too long for that, the vendor's dialog asks. A
 question that no longer matters is withdrawn: when the time is over, and when the vendor ends the
 hook. Killed before that, it stays in the list until its time is over, and its answer decides
 nothing. What was asked and answered is in ledger and journal, like every message.
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Mapping
 from types import FrameType
 
 from agent_sdk import Agent, Received
@@ -26,7 +28,8 @@ MOST_S = 3600.0
 MARGIN_S = 2.0  # before the vendor ends the hook
 WITHDRAW_S = 2.0
 LAST_LOOK = "answer=10ms"  # what was accepted before the withdrawal is in the inbox by then
-MOST_TEXT = 4000  # characters of what the tool is told
+MOST_TEXT = 100_000  # characters of what the tool is told: more is for the vendor's own dialog
+MOST_LINE = 300  # characters of the first line, which lists show
 TELLING = ("command", "file_path", "notebook_path", "url", "path")  # the first line has one of them
 
 
@@ -48,14 +51,17 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
         if lock_holder(home) is None:
             return
     answer = None
-    tool = visible(str(facts.get("tool_name", "")) or "a tool")[:64]
+    text = question_text(session.agent, facts)
+    if not text:
+        return
+    tool = _tool(facts)
     signal.signal(signal.SIGTERM, _end)
     with contextlib.suppress(Ended, Timeout), Agent(session.agent, root, registers=False) as agent:
         question = ""
         try:
             question = agent.send(
                 OPERATOR,
-                _text(session.agent, tool, facts.get("tool_input")),
+                text,
                 kind="query",
                 priority=1,
                 headers={"OPTIONS": "yes, no", PERMISSION: f"{seconds:g}s {tool}"},
@@ -69,13 +75,26 @@ def ask(root: str, vendor: str, facts: dict[str, object], given: str) -> None:
         os.write(1, _decision(answer.body).encode())
 
 
-def _text(name: str, tool: str, arguments: object) -> str:
-    """The question: the tool and what tells most of what it is told, and all of it."""
+def question_text(name: str, facts: Mapping[str, object]) -> str:
+    """The question: a line with the tool and what tells most of what it is told, and all of it.
+
+    A line says what of it is left out, and where lines ended. Empty if all of it is too long.
+    """
+    arguments = facts.get("tool_input")
     fields = arguments if isinstance(arguments, dict) else {}
     most = next((str(fields[key]) for key in TELLING if fields.get(key)), "")
-    first = " ".join(f"{name} asks for permission: {tool} {most}".split())[:300]
     whole = json.dumps(arguments, indent=2, ensure_ascii=False) if arguments else ""
-    return f"{first}\n\n{whole[:MOST_TEXT]}".strip()
+    if len(whole) > MOST_TEXT:
+        return ""
+    told = " ⏎ ".join(" ".join(line.split()) for line in most.strip().splitlines())
+    first = f"{name} asks for permission: {_tool(facts)} {told}".strip()
+    if len(first) > MOST_LINE:
+        first = f"{first[:MOST_LINE]}… and {len(first) - MOST_LINE} more characters"
+    return f"{first}\n\n{whole}".strip()
+
+
+def _tool(facts: Mapping[str, object]) -> str:
+    return visible(str(facts.get("tool_name", "")) or "a tool")[:64]
 
 
 def _withdraw(agent: Agent, question: str) -> Received | None:
