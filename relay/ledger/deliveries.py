@@ -71,7 +71,10 @@ _UPSERT = (  # one statement for the rows of a batch
     "ON CONFLICT (message_id, recipient) DO UPDATE SET "
     # what was staged may have been written: the row is then ahead of the journal
     "state = CASE WHEN excluded.state = 'staged' AND state <> 'held' "
-    "AND attempt >= excluded.attempt THEN state ELSE excluded.state END, "
+    "AND attempt >= excluded.attempt THEN state "
+    # and what was written may have been read: a start that applies old events again says both
+    "WHEN excluded.state = 'written' AND state = 'read' AND attempt >= excluded.attempt "
+    "AND read_at >= excluded.written_at THEN state ELSE excluded.state END, "
     "attempt = max(attempt, excluded.attempt), "
     "staged_at = CASE WHEN excluded.state = 'held' AND attempt >= excluded.attempt "
     "THEN coalesce(staged_at, excluded.staged_at) "  # its age is that of its attempt

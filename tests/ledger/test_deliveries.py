@@ -28,6 +28,18 @@ def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state
     assert look.all(log) == [("written", state), (state, "read")]
 
 
+def test_what_was_read_is_not_written_again_by_what_is_older(ledger: Ledger, look: Look) -> None:
+    """A start applies events again that the ledger has; a further attempt is another thing."""
+    (one,) = record(ledger, 1)
+    put(ledger, one, "bob", "written", **WRITTEN)
+    put(ledger, one, "bob", "read", read_at=NOW + 2, read_how="taken")
+    put(ledger, one, "bob", "written", **WRITTEN)
+    log = "SELECT old_status, new_status FROM audit_log WHERE recipient = 'bob' ORDER BY id"
+    assert look.all(log) == [("written", "read")]
+    put(ledger, one, "bob", "written", 2, staged_at=NOW + 3, written_at=NOW + 3)
+    assert look.all("SELECT state, attempt FROM deliveries") == [("written", 2)]
+
+
 @pytest.mark.parametrize(("taken", "read_at"), [(NOW + 3, NOW + 2), (NOW + 1, NOW + 1)])
 @pytest.mark.parametrize("has_left", [False, True])
 def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
