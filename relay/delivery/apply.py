@@ -194,7 +194,9 @@ class PlanApplier:
         """
         for own in messages:
             message, recipients, at = own.message, own.recipients, own.at_ns
-            kept = self._store.messages.find_by_relay_id(own.message_id)
+            find = self._store.messages.find_by_relay_id
+            while (kept := find(own.message_id)) is not None and kept.sender != ORCHESTRATOR:
+                own = own.with_next_id()
             if kept is None:
                 at = max(at, self._clock.now_ns())
                 asks = stored is not None and self._store.messages.expects_ack(stored)

@@ -22,7 +22,7 @@ from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind
 from relay.base.logs import LogCall
 from relay.base.message import Kind
-from relay.base.names import OPERATOR, PERMISSION, permission_ms
+from relay.base.names import OPERATOR, ORCHESTRATOR, PERMISSION, permission_ms
 from relay.base.text import times
 from relay.delivery import plan as planning
 from relay.delivery import saved_state
@@ -264,8 +264,16 @@ def notice_to_sender(message: Message, text: str, key: str) -> Plan:
 def unsent(plans: list[Plan], ledger: Ledger) -> list[Plan]:
     """The plans of one notice each that was not sent before, by the rows of the ledger."""
     ids = [plan.messages[0].message_id for plan in plans]
-    sent = ledger.rows(ids) if ids else {}
-    return [plan for plan in plans if plan.messages[0].message_id not in sent]
+    rows = ledger.rows(ids) if ids else {}
+    found: list[Plan] = []
+    for plan in plans:
+        own, *rest = plan.messages
+        while (row := rows.get(own.message_id)) is not None and row.agent_name != ORCHESTRATOR:
+            own = own.with_next_id()
+            rows |= ledger.rows([own.message_id])
+        if row is None:
+            found.append(replace(plan, messages=(own, *rest)))
+    return found
 
 
 def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_ns: int) -> Plan:

@@ -27,7 +27,7 @@ from relay.base.clock import NS_PER_S
 from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
-from relay.base.names import answer_id, message_id_of, shown
+from relay.base.names import answer_id, derived_id, message_id_of, shown
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
 from relay.journal.tier_plan import JournalCommand
@@ -196,6 +196,14 @@ class SystemMessage(msgspec.Struct, frozen=True, gc=False):
     at_ns: int  # it is dated no earlier
     recipients: tuple[str, ...]  # those that get a file
     is_answer: bool = False  # acknowledges the plan's message, if that expects it
+
+    def with_next_id(self) -> SystemMessage:
+        """It with another id, where an agent has sent a message under the one that it has.
+
+        Whoever knows what a message of the relay is about can tell its id.
+        """
+        next_id = derived_id(self.at_ns, "taken", self.message_id)
+        return msgspec.structs.replace(self, message_id=next_id)
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):

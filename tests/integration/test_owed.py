@@ -12,7 +12,9 @@ import pytest
 
 from relay.base.clock import NS_PER_S
 from relay.base.message import MessageFile
+from relay.base.names import answer_id
 from relay.base.watcher import WatchEvents
+from relay.reach.session import IDLE
 from tests.box import Box
 from tests.process_support import ProcessBox, end, registered
 from tests.procs import relay, rows_of
@@ -100,6 +102,31 @@ def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
     assert box.store.state.owed == {}
     answer(box, sent, "completed after all")  # late, and heard all the same
     assert duty(box, sent) == ("answered", 2, "completed")
+
+
+def test_who_takes_the_id_of_a_notice_in_advance_hides_nothing(box: Box) -> None:
+    sent = box.send("alice", COMMAND)
+    stored = box.store.messages.find_by_relay_id(sent)
+    assert stored is not None
+    since = box.store.state.owed[stored.id]["bob"].since
+    keys = [
+        ("idle bob", 0),
+        (f"overdue {[('bob', since, 0)]}", 1),
+        (f"overdue {[('bob', since, 1)]}", 2),
+    ]
+    ids = [answer_id(stored.created_ns + order, "alice", sent, key) for key, order in keys]
+    for message_id in ids:
+        box.send("bob", "TO: carol\n\nmine", f"{message_id}.msg")
+    box.take("bob", sent)
+    box.tick()
+    box.dispatcher.idle.on_state("bob", IDLE, [sent], "claude:s-1", box.clock.now_ns())
+    for _ in range(3):
+        box.after(HALF_AN_HOUR)
+    assert sorted(text.partition(" the command")[0] for text in told(box, "alice")) == [
+        *["bob has not answered"] * 3,
+        "bob is idle and has not answered",
+    ]
+    assert not {*ids} & {*box.inbox("alice")} and {*ids} <= {*box.inbox("carol")}
 
 
 def test_M03_who_begins_late_owes_it_again(box: Box) -> None:
