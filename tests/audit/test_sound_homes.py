@@ -224,6 +224,22 @@ def no_relay_ran_until_it_was_delivered(box: Box) -> None:
     assert box.bodies("bob") == ["hi"]
 
 
+def it_was_cancelled_as_it_rolled(box: Box) -> None:
+    """The archive was written a moment before, and has it as delivered."""
+    sent = [box.send("alice", f"TO: bob\n\n{number}") for number in range(20)]
+    box.flush()
+    box.clock.advance(DAY_S)
+    for _ in range(100):
+        if box.store.state.evicting:
+            break
+        box.tick()
+    box.command("alice", "message.cancel", f"ID: {sent[-1]}")
+    assert box.states(sent[-1]) == {"bob": "expired"}
+    box.tick(20)
+    box.flush()
+    assert sent[-1] not in box.stored()
+
+
 CASES = {
     one.live.__name__: one
     for one in (
@@ -240,6 +256,7 @@ CASES = {
         Case(a_start_whose_clock_was_ahead_completed_it, "reconcile acks", after_s=60),
         Case(a_power_cut_took_an_original, "reconcile integrity"),
         Case(no_relay_ran_until_it_was_delivered, "latency ordering reconcile"),
+        Case(it_was_cancelled_as_it_rolled, "reconcile"),
         Case(its_ledger_was_made_again, "ordering latency reconcile"),
         Case(one_waits_longer_than_the_archive_keeps, "reconcile integrity"),
     )

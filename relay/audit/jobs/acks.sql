@@ -34,10 +34,10 @@ ON channel.id = channel_id AND nth = 1
 -- view: judged
 -- Deliveries to agents that owe an acknowledgment or have one. The answer to a command or query is
 -- owed as long as its obligation is open in the ledger, also after an acknowledgment that does not
--- close it. Ledger, store and journal have the time when it is overdue, the journal as it was before
--- the time without a relay was added; where none does, the kind of the message and its channel
--- decide. A relay that is not running does nothing: overdue is judged by its last activity, which a
--- clock that was ahead does not show.
+-- close it. Ledger, store and journal have the time when it is overdue, the journal as it was
+-- before the time without a relay was added; where none does, the kind of the message and its
+-- channel decide. A relay that is not running does nothing: overdue is judged by its last activity,
+-- which a clock that was ahead does not show.
 SELECT CASE WHEN is_acked AND is_unrequested THEN 'unrequested' WHEN is_acked THEN 'answered'
         WHEN past_us > :grace_us THEN 'overdue' WHEN is_again THEN 'late' ELSE 'owed' END AS class,
     message_id, agent, route, recipient, state, attempt, written_at, due_at,

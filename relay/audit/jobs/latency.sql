@@ -16,10 +16,10 @@ WHERE unix_micros(written_at) - unix_micros(discovered_at) > 5000000
 
 -- view: stages
 -- Milliseconds of each stage of a delivery. What waited for a reason outside the relay, or for a
--- relay, and the orchestrator's own messages, have no stage before `written`; a repeated delivery has no `read`.
--- An interval below zero is counted apart. NULL where it has not ended, or was not measured: times
--- of whole seconds were almost always rebuilt by a start, and what waited is not known of rows that
--- were made again from the journal.
+-- relay, and the orchestrator's own messages, have no stage before `written`; a repeated delivery
+-- has no `read`. An interval below zero is counted apart. NULL where it has not ended, or was not
+-- measured: times of whole seconds were almost always rebuilt by a start, and what waited is not
+-- known of rows that were made again from the journal.
 --
 -- accepted: discovered in the outbox, to committed to the journal
 -- written:  committed, to renamed into the inbox

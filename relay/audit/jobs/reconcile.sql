@@ -75,9 +75,7 @@
 -- minute at least, since a clock may be set back by some seconds; a later one does not show that a
 -- message is young.
 --
--- journal_from: the journal has all from then on. A segment that was pruned may have had the first
--- messages of a batch.
---
+-- journal_from: the journal has all since, but for a batch that pruning cut in two.
 -- untold: what the journal has behind the ledger's position for longer than the grace. A relay
 -- moves the position on with every batch. Counted are records that are there before it passes them:
 -- what follows a batch, as deliveries and reads, an idle relay leaves behind it.
@@ -92,8 +90,8 @@
 -- completes a batch also records those of the batch before; a start does so for all that it finds.
 SELECT timestamp_micros(:snapshot_us - :grace_us) AS since,
     timestamp_micros(:snapshot_us + greatest(:grace_us, 30000000)) AS until, journal_from,
-    journal_until, journal_begin, follows, journal_end AS ends, coalesce(untold_records, 0) AS untold_records,
-    untold_since, noted_at, :lost = 0 AS is_whole,
+    journal_until, journal_begin, follows, journal_end AS ends,
+    coalesce(untold_records, 0) AS untold_records, untold_since, noted_at, :lost = 0 AS is_whole,
     CASE WHEN archive_days = 0 AND archive_mib = 0 THEN '' ELSE greatest(
         CASE WHEN archive_days = 0 THEN '' ELSE string(to_date(
             timestamp_micros(:snapshot_us - (archive_days - 1) * 86400000000))) END,
@@ -184,18 +182,19 @@ FROM (
         SELECT relay_id, NULL, NULL, NULL, at, NULL, NULL, NULL
         FROM journal_records WHERE event = 'DeadLetterDiscarded' AND relay_id IS NOT NULL
         UNION ALL
-        SELECT relay_id, NULL, NULL, NULL, NULL, struct(file, checksum, sender, to, kind, created_at, priority,
-            timestamp_micros(created_ns DIV 1000) AS dated, correlation_id AS thread,
+        SELECT relay_id, NULL, NULL, NULL, NULL, struct(file, checksum, sender, to, kind,
+            created_at, priority, timestamp_micros(created_ns DIV 1000) AS dated,
+            correlation_id AS thread,
             CASE WHEN to IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN to IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line), NULL, NULL
         FROM store_messages WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT relay_id, NULL, NULL, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum, sender, to,
-            kind, created_at, timestamp_micros(created_ns DIV 1000) AS dated), NULL
+        SELECT relay_id, NULL, NULL, NULL, NULL, NULL, struct(`end` AS until_offset, at, checksum,
+            sender, to, kind, created_at, timestamp_micros(created_ns DIV 1000) AS dated), NULL
         FROM journal_sent WHERE relay_id IS NOT NULL
         UNION ALL
-        SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum, changed_at,
-            target AS to, message_type AS kind, priority, thread,
+        SELECT message_id, NULL, NULL, NULL, NULL, NULL, NULL, struct(path, agent, size, checksum,
+            changed_at, target AS to, message_type AS kind, priority, thread,
             CASE WHEN target IS NOT NULL THEN coalesce(string(ttl_s), 'none') END AS ttl,
             CASE WHEN target IS NOT NULL THEN coalesce('=' || topic, '') END AS topic_line)
         FROM originals WHERE kind = 'original' AND message_id IS NOT NULL))
@@ -205,7 +204,7 @@ HAVING max(ledger) IS NOT NULL OR count(copy) + count(record) + count(original) 
 -- view: compared
 -- Every message as all sources have it; each header that differs between them, with both values.
 -- One of an answer is in the thread of its question, whatever its original says. Where the clock
--- was set back, the message's other times, or others in the journal, are after the snapshot as well.
+-- was set back, other times of it or the journal are after the snapshot as well.
 SELECT *, concat_ws('; ',
         'sender: ledger ' || agent_name || ', ' || nullif(concat_ws(', ',
             CASE WHEN sender <> agent_name THEN 'store ' || sender END,
@@ -273,8 +272,8 @@ FROM (
 -- that there still is may be one that the ledger was not told of. A completed row should be
 -- `archived` once another was recorded that was archived later. A spawn is archived without its
 -- secrets; a row without an inode, or its file, was made again from the store, which does not know
--- the size. A row that still names its outbox has no other path: a rebuilt ledger does not know that
--- of a packed file.
+-- the size. A row that still names its outbox has no other path: a rebuilt ledger does not know
+-- that of a packed file.
 SELECT *, CASE
     WHEN status IS NULL AND (is_recent OR coalesce(original_at >= since, false)) THEN 'recent'
     WHEN status IS NULL AND coalesce(copies, records) IS NULL THEN 'unknown_file'
@@ -353,9 +352,8 @@ FROM (
         event = 'DeliveriesMoved' AND state = 'Delivered' AS is_made, said, answer_id
     FROM journal_moves WHERE state IS NOT NULL
     UNION ALL
-    SELECT stored.id, recipient, relay_id, state,
-        file LIKE 'store/archive/%' OR retained.id IS NOT NULL, NULL, NULL, NULL, NULL, false, NULL,
-        NULL
+    SELECT stored.id, recipient, relay_id, state, file LIKE 'store/archive/%'
+        OR retained.id IS NOT NULL, NULL, NULL, NULL, NULL, false, NULL, NULL
     FROM store_deliveries AS stored LEFT JOIN (
         SELECT DISTINCT id FROM store_messages WHERE section = 'archive') AS retained
     ON retained.id = stored.id)
@@ -411,8 +409,9 @@ CROSS JOIN reach
 -- What moved within the grace, or behind the journal's position of a ledger that was not told of
 -- it, is not judged.
 --
--- state: an archive keeps what was so when the message was rolled: a late answer to it, or a further
---   attempt because its mailbox vanished unread, is in the ledger alone.
+-- state: an archive keeps what was so when the message was rolled: a cancel just then is in journal
+--   and ledger; a late answer to it, or a further attempt because its mailbox vanished unread, in
+--   the ledger alone.
 -- attempt: likewise. A held delivery may be of one that a crash kept from the journal, and attempts
 --   are no longer counted once there is an answer; more than in the ledger are known only for files
 --   in an inbox.
@@ -439,7 +438,8 @@ SELECT message_id, recipient, CASE WHEN status IS NULL THEN 'unknown'
     attempts AS journal_attempt, coalesce(made, 0) AS inbox_writes, moved_at AS journal_changed_at
 FROM (
     SELECT *, concat_ws('; ',
-        CASE WHEN NOT (is_later OR coalesce(is_archived, false) AND ledger_state = 'acked')
+        CASE WHEN NOT (is_later OR coalesce(is_archived, false) AND (ledger_state = 'acked'
+                OR coalesce(array_contains(words, journal_state), false)))
                 AND (coalesce(NOT array_contains(words, stored_state), false)
                     OR coalesce(NOT array_contains(words, journal_state), false))
             THEN 'state: ' || concat_ws(', ', 'ledger ' || ledger_state, 'store ' || stored_state,
@@ -457,8 +457,7 @@ FROM (
                 AND journal_state <> 'Acknowledged'
             THEN 'ack_status: ledger ' || coalesce(ack_status, 'none') || ', journal '
                 || coalesce(said, 'none') END) AS said_differs
-    FROM (
-        SELECT *, coalesce(discovered_at >= journal_from, false) AS reaches,
+    FROM (SELECT *, coalesce(discovered_at >= journal_from, false) AS reaches,
             coalesce(is_archived AND attempt > coalesce(attempts, 1), false) AS is_later
         FROM delivered))
 

@@ -29,8 +29,8 @@ FROM ledger_messages m JOIN ledger_deliveries d ON d.message_id = m.message_id
 WHERE d.state IN ('held', 'staged') AND m.file_path LIKE 'archive/%'
 
 -- view: lost_times
--- Recent times without a relay, each at its end: none ran, or the machine slept. What happened before
--- is so much younger for agents that were not there either.
+-- Recent times without a relay, each at its end: none ran, or the machine slept. What happened
+-- before is so much younger for agents that were not there either.
 SELECT at AS found_at, lost_ms * 1000 AS lost_us FROM journal_records
 WHERE event = 'TimeLost' AND lost_ms > 0 AND at >= timestamp_micros(:recent_since_us)
 

@@ -50,8 +50,9 @@ SELECT message_id, max(asked.thread) AS thread, max(asked.sender) AS agent,
     CASE WHEN answered > 0 THEN 'answered'
         WHEN bool_or(ack_status IN ('completed', 'failed')) THEN 'closed'
         WHEN bool_and(state IN ('expired', 'bounced', 'dead')) THEN 'ended'
-        WHEN age_s - coalesce(max(lost_s), 0) <= 3600 OR bool_or(state IN ('held', 'staged') OR attempt = 1 AND reminders = 0
-            AND coalesce(unix_micros(coalesce(owed_until, due_at)) > :observed_until_us, false))
+        WHEN age_s - coalesce(max(lost_s), 0) <= 3600
+            OR bool_or(state IN ('held', 'staged') OR attempt = 1 AND reminders = 0
+                AND coalesce(unix_micros(coalesce(owed_until, due_at)) > :observed_until_us, false))
             THEN 'waiting' ELSE 'unanswered' END AS class
 FROM sent
 JOIN threaded AS asked ON asked.relay_id = message_id AND asked.message_type = 'Query'
