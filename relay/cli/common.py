@@ -330,6 +330,17 @@ def echo_body(body: str) -> None:
     click.echo((text or "").rstrip("\n"), color=True)
 
 
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+def echo_quoted(body: str) -> None:
+    """Print a body below lines of the relay's: with a bar in front, so that no line of an agent's
+    can be taken for another message, or for an answer."""
+    text = sanitize(body, lines=True) if sys.stdout.isatty() else body
+    quoted = _LINE_END.sub(lambda end: f"{end[0]}| ", (text or "").rstrip("\n"))
+    click.echo(f"| {quoted}", color=True)
+
+
 def read_agent_meta(home: Home, name: str) -> dict[str, object]:
     """Read an agent's meta.json. Errors: RelayError if it is not a JSON object."""
     from relay.views.agents import parse_meta

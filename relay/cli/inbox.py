@@ -20,7 +20,7 @@ from relay.cli.common import (
     as_option,
     command,
     complete_agents,
-    echo_body,
+    echo_quoted,
     echo_received,
     printing_taken,
     root_of,
@@ -203,4 +203,4 @@ def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
                 click.echo(
                     f"   {attachment_line(attachment.name, attachment, size_of(home, attachment))}"
                 )
-        echo_body(message.body)
+        echo_quoted(message.body)

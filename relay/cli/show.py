@@ -18,6 +18,7 @@ from relay.cli.common import (
     as_option,
     command,
     echo_json,
+    echo_quoted,
     name_home,
     open_home,
     root_of,
@@ -90,24 +91,19 @@ def _echo(facts: dict[str, Any]) -> None:
     for each in facts["attached"]:
         click.echo(attachment_line(each["name"], each["reference"], each["bytes"]))
     click.echo()
-    _echo_text(facts["body"])
+    echo_quoted(facts["body"])
     for answer in facts["answers"]:
         click.echo()
         _echo_line(f"{answer['from']} answered, {answer['id']}:")
-        _echo_text(answer["body"] or "(its file is gone)")
+        echo_quoted(answer["body"] or "(its file is gone)")
     for message in facts["about"]:
         click.echo()
         _echo_line(f"{message['from']} sent a {message['kind']} about it, {message['id']}:")
-        _echo_text(message["body"])
+        echo_quoted(message["body"])
 
 
 def _echo_line(text: str) -> None:
     click.echo(sanitize(text))
-
-
-def _echo_text(text: str) -> None:
-    shown = sanitize(text, lines=True) if sys.stdout.isatty() else text  # a pipe gets it as sent
-    click.echo((shown or "").rstrip("\n"), color=True)
 
 
 @click.group(epilog="\b\nExample:\n  relay attachment get 3f6777fc -o report.txt")

@@ -311,4 +311,4 @@ def test_through_a_pipe_a_body_is_what_was_sent(
     message = b"FROM: ann\nID: 1700000000000000001-01\nTO: bob\n\n\x1b[31mred\x1b[0m\n"
     (home / "agents/bob/inbox/1700000000000000001-01.msg").write_bytes(message)
     assert run(["--home", str(home), "inbox", "--as", "bob", "--take"]) == EXIT_OK
-    assert capsys.readouterr().out.endswith("\n\x1b[31mred\x1b[0m\n")
+    assert capsys.readouterr().out.endswith("\n| \x1b[31mred\x1b[0m\n")

@@ -303,6 +303,6 @@ def test_an_answer_in_the_wrong_form_is_seen(box: Box, capsys: pytest.CaptureFix
     box.stop()
     assert run(["--home", str(box.root), "show", sent]) == 0
     shown = capsys.readouterr().out
-    assert f"bob sent a message about it, {wrong}:\nthe table has 17 rows" in shown
+    assert f"bob sent a message about it, {wrong}:\n| the table has 17 rows" in shown
     assert run(["--home", str(box.root), "search", f"re:{sent[-8:]}", "--json"]) == 0
     assert f'"id":"{wrong}"' in capsys.readouterr().out.replace(" ", "")
