@@ -51,3 +51,17 @@ def test_repeats_replays_and_what_was_let_go(
 
     later = FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S)
     assert home.says("dead_letters", later).checks["forgotten"] == {"1-a", "1-b", "1-c", "1-alone"}
+
+
+def test_who_says_that_it_was_discarded(home: HomeBuilder) -> None:
+    """By hand in the ledger, though the store has it as a dead letter; and in truth, of several."""
+    for name in ("hidden", "let go"):
+        home.sent(f"1-{name}")
+        facts = {"last_error": "no acknowledgment", "discarded_at": START_NS}
+        with home.ledger.transaction():
+            put(home.ledger, f"1-{name}", "bob", "dead", **facts)
+    home.write_store(dead_letters=(home.stored.pop(0),))
+    said = home.says("dead_letters", FakeClock(time.time_ns() + 8 * 86_400 * NS_PER_S))
+    classes = {row["message_id"]: row["class"] for row in said.tables["dead_letters"]}
+    assert classes == {"1-hidden": "waiting", "1-let go": "discarded"}
+    assert said.checks == {"forgotten": {"1-hidden"}}

@@ -21,10 +21,12 @@ ON log.message_id = d.message_id AND log.recipient = d.recipient
 WHERE d.state = 'dead' OR log.times IS NOT NULL
 
 -- view: letters
--- A message to several may be in the store for others when its dead letter was discarded.
+-- A message to several may be in the store for others when its dead letter was discarded; one that
+-- is a dead letter there was not, whatever the ledger says.
 SELECT died.message_id, died.recipient, m.agent_name AS agent, m.target AS route,
     CASE WHEN died.state <> 'dead' THEN 'replayed'
-        WHEN died.discarded_at IS NULL AND kept.relay_id IS NOT NULL THEN 'waiting'
+        WHEN kept.is_letter OR died.discarded_at IS NULL AND kept.relay_id IS NOT NULL
+            THEN 'waiting'
         ELSE 'discarded' END AS class,
     died.state, died.last_error AS reason,
     regexp_replace(died.last_error, '[0-9]+', '…') AS reason_kind, died.attempt,
@@ -33,7 +35,8 @@ SELECT died.message_id, died.recipient, m.agent_name AS agent, m.target AS route
 FROM died
 LEFT JOIN ledger_messages m ON m.message_id = died.message_id
 LEFT JOIN (
-    SELECT DISTINCT s.relay_id FROM store_messages s JOIN died ON died.message_id = s.relay_id) kept
+    SELECT s.relay_id, bool_or(s.section = 'dead_letters') AS is_letter
+    FROM store_messages s JOIN died ON died.message_id = s.relay_id GROUP BY s.relay_id) kept
 ON kept.relay_id = died.message_id
 
 -- table: dead_letters
