@@ -47,7 +47,7 @@ class Channels:
         self._archives = archives
         self._identities: Mapping[str, str] = {}  # participant -> its key's id, where it is known
         self._copies: list[tuple[int, str]] = []  # of sticky messages, not delivered yet
-        self._invalid_filters: set[int] = set()  # subscriptions already warned of
+        self._filters = routing.Filters(core.warn)
 
     def get(self, channel_id: int) -> Channel:
         """The channel as it is now, its message count included. Errors: ChannelNotFound."""
@@ -79,7 +79,7 @@ class Channels:
 
     def route(self, channel: Channel, message: Message) -> tuple[str, ...]:
         """The recipients of a message in the channel."""
-        return routing.route(self._state, channel, message, self._warn_of_filter)
+        return routing.route(self._state, channel, message, self._filters)
 
     def create(
         self,
@@ -282,7 +282,7 @@ class Channels:
         changed = msgspec.structs.replace(known, active=active, filter=filter)
         if changed != known:
             self._core.apply(events.SubscriptionChanged(changed, self._core.now_s()))
-            self._invalid_filters.discard(known.id)  # a new filter is warned of again
+            self._filters.forget(known.id)
         return changed
 
     def _with_topics(self, channel_id: int) -> Channel:
@@ -303,7 +303,7 @@ class Channels:
             return (
                 message.topic is not None
                 and rules.topic_matches(message.topic, subscription.topic_pattern)
-                and routing.passes_filter(subscription, message, self._warn_of_filter)
+                and self._filters.let_through(subscription, message)
             )
 
         return is_wanted
@@ -338,16 +338,6 @@ class Channels:
         """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""
         copies, self._copies = self._copies, []
         return copies
-
-    def _warn_of_filter(self, subscription: Subscription) -> None:
-        """Warn once of a subscription whose filter is invalid and so matches nothing."""
-        if subscription.id not in self._invalid_filters:
-            self._invalid_filters.add(subscription.id)
-            self._core.warn(
-                f"subscription {subscription.id} of {subscription.subscriber}: its content "
-                "pattern is not a valid RE2 pattern, so nothing matches; subscribe again with a "
-                "valid one"
-            )
 
     def _check_room(self, what: str, count: int, most: int) -> None:
         if count >= most:

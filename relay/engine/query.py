@@ -1,7 +1,8 @@
 """Queries: filters, content patterns, pages.
 
 Indexes narrow the candidates, predicates decide, and the content pattern comes last. Patterns are
-RE2's: matching takes time linear in the content, so no pattern can block the engine.
+RE2's: matching takes time linear in the content; the size of the pattern is a factor of it, and is
+bounded. What subscriptions ask of each message is bounded again (``relay.engine.routing``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _SHOWN_PATTERN = 150  # characters of a pattern in an error
 _RE2 = re2.Options()
 _RE2.never_capture = True  # capturing groups makes RE2 slow on long texts
 _RE2.log_errors = False
+_RE2.max_mem = 2 << 20  # 20 us a byte at most; a usual pattern takes some nanoseconds
 # A pattern without these is a plain text, and matches no replaced invalid byte.
 _NOT_PLAIN = frozenset("\\^$.|?*+()[]{}\ufffd")
 

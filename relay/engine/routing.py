@@ -15,7 +15,10 @@ See docs/formats/acomm.md, docs/formats/ledger.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+
+import msgspec
 
 from relay.acomm.engine_state import DeadLetterInfo
 from relay.acomm.model import (
@@ -27,23 +30,69 @@ from relay.acomm.model import (
     MessageStatus,
     Subscription,
 )
+from relay.base.clock import NS_PER_MS
 from relay.base.errors import ValidationFailed
 from relay.engine.query import find
 from relay.engine.rules import ANSWERS
 from relay.engine.state import State
 
-OnInvalidFilter = Callable[[Subscription], object]
+MATCHED_BYTES = 64 << 10  # of a text, by the pattern of a filter: RE2 costs text x pattern
+SLOW_NS = 50 * NS_PER_MS  # of CPU, for one text: a usual pattern takes a hundredth
 
 
-def route(
-    state: State, channel: Channel, message: Message, on_invalid: OnInvalidFilter
-) -> tuple[str, ...]:
-    """The recipients of a message in a channel, by the channel's type.
+class Filters:
+    """The filters of subscriptions, and which of them are given up, which is told once.
 
-    ``on_invalid`` is called with each subscription whose filter is invalid; it does not match.
+    An invalid one, which a file of another writer may hold, lets nothing through; one that took
+    longer than SLOW_NS lets everything through.
     """
+
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self._warn = warn
+        self._given_up: dict[int, bool] = {}  # subscription -> what it lets through
+
+    def let_through(self, subscription: Subscription, message: Message) -> bool:
+        """True when an active subscription, whose pattern matches, lets the message through."""
+        if not subscription.active:
+            return False
+        if subscription.filter is None:
+            return True
+        known = self._given_up.get(subscription.id)
+        if known is not None:
+            return known
+        begin = time.thread_time_ns()
+        try:
+            found = any(find([_beginning(message)], subscription.filter))
+        except ValidationFailed:
+            self._give_up(subscription, "is not a valid RE2 pattern, so nothing matches", False)
+            return False
+        if time.thread_time_ns() - begin > SLOW_NS:
+            self._give_up(subscription, "takes too long, so every message matches", True)
+        return found
+
+    def forget(self, subscription_id: int) -> None:
+        """Try it again: it has another filter."""
+        self._given_up.pop(subscription_id, None)
+
+    def _give_up(self, subscription: Subscription, why: str, lets_through: bool) -> None:
+        self._given_up[subscription.id] = lets_through
+        self._warn(
+            f"subscription {subscription.id} of {subscription.subscriber}: its content pattern "
+            f"{why}; subscribe again with another one"
+        )
+
+
+def _beginning(message: Message) -> Message:
+    """The message with the part of its text that a pattern is looked for in."""
+    if len(message.content) <= MATCHED_BYTES:
+        return message
+    return msgspec.structs.replace(message, content=message.content[:MATCHED_BYTES])
+
+
+def route(state: State, channel: Channel, message: Message, filters: Filters) -> tuple[str, ...]:
+    """The recipients of a message in a channel, by the channel's type."""
     if channel.channel_type is ChannelType.PUB_SUB:
-        reached = dict.fromkeys(_subscribers(state, message, on_invalid))
+        reached = dict.fromkeys(_subscribers(state, message, filters))
     else:
         reached = dict(state.members[channel.id])
     if not channel.config.echo or channel.channel_type is ChannelType.DIRECT:
@@ -51,29 +100,11 @@ def route(
     return tuple(reached)
 
 
-def passes_filter(
-    subscription: Subscription, message: Message, on_invalid: OnInvalidFilter
-) -> bool:
-    """True when an active subscription, whose pattern matches, lets the message through.
-
-    An invalid filter, which a file of another writer may hold, lets nothing through.
-    """
-    if not subscription.active:
-        return False
-    if subscription.filter is None:
-        return True
-    try:
-        return any(find([message], subscription.filter))
-    except ValidationFailed:
-        on_invalid(subscription)
-        return False
-
-
-def _subscribers(state: State, message: Message, on_invalid: OnInvalidFilter) -> Iterator[str]:
+def _subscribers(state: State, message: Message, filters: Filters) -> Iterator[str]:
     trie = state.topics.get(message.channel_id)
     for number in trie.match(message.topic or "") if trie else ():
         subscription = state.subscriptions[number]
-        if passes_filter(subscription, message, on_invalid):
+        if filters.let_through(subscription, message):
             yield subscription.subscriber
 
 
@@ -116,7 +147,7 @@ def _recipients(state: State, message: Message) -> tuple[str, ...]:
             since[subscription.subscriber] = min(
                 subscription.created_at, since.get(subscription.subscriber, subscription.created_at)
             )
-    routed = route(state, channel, message, lambda _: None)
+    routed = route(state, channel, message, Filters(lambda _: None))
     return tuple(name for name in routed if since.get(name, 0) <= message.created_at)
 
 

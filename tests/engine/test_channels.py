@@ -212,6 +212,27 @@ def test_a_subscribers_slow_filter_holds_up_no_publisher(store: CommStore) -> No
 
 
 @pytest.mark.shows("engine 2.12")
+def test_a_filter_that_costs_too_much_is_not_asked_again(clock: FakeClock) -> None:
+    said: list[str] = []
+    store = CommStore(clock, warn=said.append)
+    channel = channel_of(store, ChannelType.PUB_SUB, "a")
+    costly = "|".join(f"{first}[ab]{{900}}c" for first in ("a", "b", "aa", "bb", "ab", "ba"))
+    costly_filter = MessageFilter(content_pattern=costly)
+    store.subscribe(channel.id, "slow", "#", costly_filter)
+    text = "ab" * (1 << 19)
+    for _ in range(3):
+        sent = store.publish(channel.id, "a", "t", text)
+        assert store.recipients(sent.id) in ((), ("slow",))
+    assert store.recipients(sent.id) == ("slow",)  # rather too much than too little
+    assert said == [
+        "subscription 1 of slow: its content pattern takes too long, so every message matches; "
+        "subscribe again with another one"
+    ]
+    store.subscribe(channel.id, "slow", "#", MessageFilter(content_pattern="c"))
+    assert store.recipients(store.publish(channel.id, "a", "t", text).id) == ()
+
+
+@pytest.mark.shows("engine 2.12")
 def test_a_slow_filter_holds_up_its_own_subscriber_for_a_while_at_most(clock: FakeClock) -> None:
     store = CommStore(clock, warn=lambda _: None)
     channel = channel_of(store, ChannelType.PUB_SUB, "a", sticky_messages=True)
