@@ -102,7 +102,12 @@ class Obligations:
         self._core.apply(events.OwedNoMore(message_id, tuple(recipients), at, said), at_ns)
 
     def add(self, message: Message, recipients: Iterable[str], now_ms: int) -> None:
-        """Add obligations of recipients that now have the message, if it requires an answer."""
+        """Add obligations of recipients that now have the message, if it requires an answer.
+
+        Of a message that is about to leave the store nothing is owed.
+        """
+        if message.id in self._state.evicting:
+            return
         known = self._state.owed.get(message.id, {})
         retried = rules.ack_pending(self._state.channels[message.channel_id], message)
         due_ms = 0 if retried else now_ms + self._answer_timeout_ms(message)
@@ -140,8 +145,7 @@ class Obligations:
     def restart(
         self, message: Message, recipient: str, said: str, at_ns: int | None = None
     ) -> None:
-        """Restart the timer of an answer after ``received`` or ``in_progress``; of a message that
-        is about to leave the store nothing is owed."""
+        """Restart the timer of an answer after ``received`` or ``in_progress``; as ``add``."""
         if message.id in self._state.evicting:
             return
         due_ms = self._core.now_ms() + self._answer_timeout_ms(message)

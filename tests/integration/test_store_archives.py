@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 
 import pytest
@@ -104,6 +105,23 @@ def test_a_late_answer_to_what_is_rolled_just_now_owes_what_the_store_still_has(
         box.send("bob", f"TO: alice\nKIND: response\nRE: {asked}\n\nthe second")
         rolled(box)
     assert box.store.messages.find_by_relay_id(asked) is None and archives(box)
+
+
+@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(roll_after_s=60)))
+def test_what_comes_again_as_it_is_rolled_is_not_owed_for_ever(box: Box) -> None:
+    """Its mailbox vanished unread: the store, which would remind of it, has it no longer."""
+    asked = box.send("alice", "TO: bob\nKIND: query\n\nwhich?")
+    for _ in range(3):
+        box.after(61)
+    box.clock.advance(90_000)
+    while not box.store.state.evicting:
+        box.tick()
+    shutil.rmtree(box.path("agents", "bob"))
+    box.home.make_agent("bob")
+    box.after(31)
+    assert asked in box.inbox("bob")
+    query = "SELECT attempt, obligation FROM deliveries WHERE message_id = ?"
+    assert box.sql(query, asked) == [(2, "given_up")]
 
 
 def test_what_nobody_knows_is_refused_without_reading_an_archive(
