@@ -172,6 +172,8 @@ def _lies_under(path: str, root: str) -> bool:
 
 def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
     """Parse ENV; returns the reason if an entry is refused, without any value."""
+    if len(text) > MOST_ENV:
+        return f"ENV has {len(text)} characters, at most {MOST_ENV}"
     env: dict[str, str] = {}
     for number, (name, value) in enumerate(parse_env(text), 1):
         if not name:
@@ -188,6 +190,7 @@ def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
 # -- secrets -----------------------------------------------------------------------------
 
 MASK = "***"
+MOST_ENV = 64 << 10  # characters: what is longer is refused, and taken out unread
 # Shorter values are not masked in texts: they occur everywhere by chance.
 LEAST_SECRET = 4
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -257,14 +260,18 @@ def mask(text: str, secrets: tuple[str, ...]) -> str:
 def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = False) -> list[str]:
     kept: list[list[str]] = []  # the parts of each line
     within = False  # continuation lines of an ENV
+    length = 0  # of these
     for line in part.decode(errors="surrogateescape").split("\n"):
         match = (_LOOSE_ENV if loose else _ENV).fullmatch(line)
         if match:
-            within = True
+            within, length = True, len(line)
             gap = " " * match[2].startswith(" ")
             kept.append([match[1] + gap + _masked(match[2], secrets)])
         elif within and not (_FIELD.match(line) or (in_header and ":" in line)):
-            if line.strip():
+            length += len(line)
+            if length > MOST_ENV:
+                secrets.append(line)
+            elif line.strip():
                 kept[-1].append(_masked(line, secrets))
         else:
             within = False
@@ -274,6 +281,9 @@ def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = F
 
 def _masked(text: str, secrets: list[str]) -> str:
     """Mask the values of settings; the result is not longer, so no limit is exceeded."""
+    if len(text) > MOST_ENV:
+        secrets.append(text)
+        return MASK
     shown = []
     for name, value in parse_env(text):
         if value.strip("*,"):

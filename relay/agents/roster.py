@@ -7,6 +7,7 @@ no file dropped in between is missed; the ledger recognizes files seen twice. Se
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from relay.base.home import META, Dirs, Home
 from relay.base.names import LEAD, lead_by_name
 from relay.base.watcher import Watcher
 
+LOOK_FACTOR = 20  # nobody has the role of the lead: believed for so many times a look at all
 LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
 
 
@@ -54,6 +56,7 @@ class Roster:
         self._metas: dict[str, tuple[tuple[int, int], Meta]] = {}  # by (inode, mtime)
         self._inodes: dict[str, int] = {}
         self._known_lead: str | None = None
+        self._no_lead_until = 0.0  # nobody has the role, as far as it was looked (monotonic)
         self.agents: set[str] = set()
         self._warned: set[str] = set()
         self.unwatched: set[str] = set()  # scanned instead: inotify has no watch left
@@ -131,8 +134,13 @@ class Roster:
             known = self._known_lead
             if known in self.agents and self.meta(dirs, known or "").role == LEAD:
                 return known  # asked again for each message: one look, not one an agent
+            begin = time.monotonic()
+            if begin < self._no_lead_until:
+                return None
             leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
         self._known_lead = min(leads, default=None)
+        if not leads:
+            self._no_lead_until = begin + LOOK_FACTOR * (time.monotonic() - begin)
         return self._known_lead
 
     def trusted_lead(self) -> str | None:

@@ -49,7 +49,7 @@ from relay.delivery.values import Inbound, Route
 from relay.engine.engine import Engine
 from relay.engine.messages import KIND_OF, NewMessage
 
-MOST_IN_THREAD = 200  # looked at for an answer without RE: half a millisecond
+MOST_IN_THREAD = 200  # messages to its sender that are looked at for an answer without RE
 MOST_COMPARED = 50  # agents, for a suggestion: a millisecond or two
 MAX_ANSWER = 200  # characters of an answer that the ledger keeps with what it answers
 ACK_WORD = re.compile(r"\s*(received|in_progress|completed)\b")
@@ -245,17 +245,13 @@ def _find_asked(message: MessageFile, sender: str, store: Engine) -> Message | R
             return _answers_nothing(f"RE {relay_id} was not sent to {sender}")
         return original
     thread = message.headers["THREAD"]
-    here = store.messages.thread_in_store(uuid4_of(thread), MOST_IN_THREAD + 1)
-    if len(here) > MOST_IN_THREAD:
+    sent = store.messages.sent_in_thread(uuid4_of(thread), sender, MOST_IN_THREAD + 1)
+    if len(sent) > MOST_IN_THREAD:
         return _answers_nothing(
-            f"THREAD {thread} has more than {MOST_IN_THREAD} messages: name the one with RE"
+            f"THREAD {thread} has more than {MOST_IN_THREAD} messages to {sender}: "
+            "name the one with RE"
         )
-    asked = [
-        candidate
-        for candidate in here
-        if sender in store.messages.recipients(candidate.id)
-        and store.messages.expects_ack(candidate)
-    ]
+    asked = [candidate for candidate in sent if store.messages.expects_ack(candidate)]
     # What is acknowledged as received may be completed later: it counts when nothing else waits.
     waiting = [
         question for question in asked if not store.deliveries.is_answered(question.id, sender)

@@ -338,10 +338,16 @@ class Messages:
             key=lambda message: message.id,
         )
 
-    def thread_in_store(self, correlation_id: str, most: int | None = None) -> list[Message]:
-        """The messages of a thread that are still in the store, oldest first; ``most`` of them."""
-        here = islice(self._in_thread(correlation_id), most)
-        return [read_only_copy(one) for one in sorted(here, key=lambda message: message.id)]
+    def thread_in_store(self, correlation_id: str) -> list[Message]:
+        """The messages of a thread that are still in the store, oldest first."""
+        found = sorted(self._in_thread(correlation_id), key=lambda message: message.id)
+        return [read_only_copy(message) for message in found]
+
+    def sent_in_thread(self, correlation_id: str, recipient: str, most: int) -> list[Message]:
+        """The messages of a thread in the store that an agent was sent, up to ``most``."""
+        known = self._state.deliveries
+        sent = (m for m in self._in_thread(correlation_id) if recipient in known.get(m.id, ()))
+        return [read_only_copy(message) for message in islice(sent, most)]
 
     def _in_thread(self, correlation_id: str) -> Iterator[Message]:
         """The messages of a thread that are still in the store, lazily."""

@@ -11,6 +11,7 @@ import itertools
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,12 +48,16 @@ FOREVER = 1 << 62
 IDLE_NS = 60 * NS_PER_S  # an agent that has just become idle may go on by itself
 MOST = 200  # of one kind
 MOST_HUSHED = 1000
+# The newest of each sender first: ids are the senders', and nobody's hide what another asks.
 _ASKED = """
-SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at)
-FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.recipient = ? AND (d.obligation = 'open'
-    OR d.obligation = 'given_up' AND d.state NOT IN ('expired', 'bounced'))
-ORDER BY d.message_id DESC LIMIT ?"""
+SELECT message_id, agent_name, message_type, at, count(*) OVER (PARTITION BY agent_name) AS in_all,
+    row_number() OVER (PARTITION BY agent_name ORDER BY at DESC) AS turn
+FROM (
+    SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at) AS at
+    FROM deliveries AS d JOIN messages AS m USING (message_id)
+    WHERE d.recipient = ? AND (d.obligation = 'open'
+        OR d.obligation = 'given_up' AND d.state NOT IN ('expired', 'bounced')))
+ORDER BY turn, at DESC LIMIT ?"""
 _MAIL = f"""
 SELECT count(*), max(d.written_at), coalesce(sum(m.agent_name = ?), 0)
 FROM {UNREAD} JOIN deliveries AS d USING (message_id, recipient)
@@ -68,7 +73,7 @@ SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
               AND a.recipient = d.recipient AND a.new_status = 'dead'),
              d.written_at, d.staged_at) AS at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY 1 DESC, 2 LIMIT ?"""
+WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY d.written_at DESC LIMIT ?"""
 _REFUSED = """
 SELECT d.message_id, d.recipient, d.written_at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
@@ -172,15 +177,21 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         dead = db.execute(_DEAD, (MOST,)).fetchall()
         refusals = [*_refusals(db, home, now_ns)]
         held = db.execute(_HELD, (MOST,)).fetchall()
-    for message_id, sender, kind, at in asked:
+    shown = Counter(row["agent_name"] for row in asked)
+    for message_id, sender, kind, at, in_all, turn in asked:
         item, over = _question(home, message_id, sender, kind, at)
         if now_ns < over:
             yield item
+        if turn == shown[sender] < in_all:
+            what = f"{in_all - turn} more, older ones"
+            command = f"relay list is:open from:{sender} to:{OPERATOR}"
+            yield Item(f"more:{sender}", "question", at, sender, what, command)
     if mail[0]:
         what = f"{plural(mail[0], 'unread message')} for the operator"
         if mail[2]:
             what += f", {'' if mail[2] == mail[0] else f'{mail[2]} of them '}from the relay"
         yield Item("mail:operator", "mail", mail[1] or now_ns, None, what, "relay inbox")
+    dead.sort(key=lambda row: (row["message_id"], row["recipient"]))
     for message_id, rows in itertools.groupby(dead, lambda row: row["message_id"]):
         yield _dead_letter(message_id, [*rows], now_ns)
     yield from refusals

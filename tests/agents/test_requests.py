@@ -9,6 +9,7 @@ import pytest
 
 from relay.agents.guide import guide
 from relay.agents.requests import (
+    MOST_ENV,
     ProcessRequest,
     Requester,
     Spec,
@@ -266,10 +267,17 @@ def test_a_comma_parts_two_settings_where_a_name_follows(
     assert parse_env(text) == settings
 
 
-def test_settings_in_half_a_million_lines_cost_little_more_than_their_lines() -> None:
-    text = b"TO: __orchestrator__\nKIND: spawn\n\nNAME: w\nENV: A=1\n" + b"b\n" * 500_000
-    floor = cpu_s(lambda: [parse_env(line) for line in text.decode().split("\n")])
-    assert cpu_s(lambda: redact(text)) < 8 * floor
+@pytest.mark.parametrize("between", ["\n", ","])
+def test_an_env_that_is_too_long_is_refused_and_taken_out_unread(cwd: Path, between: str) -> None:
+    env = between.join(f"A{number}=secret{number}" for number in range(50_000))
+    text = f"NAME: w\nCLI: sh\nCWD: {cwd}\nENV: {env}\nPROMPT: hi"
+    message = f"TO: __orchestrator__\nKIND: spawn\n\n{text}".encode()
+    floor = cpu_s(lambda: [line.partition("=") for line in env.split(between)])
+    assert cpu_s(lambda: redact(message)) < 20 * floor  # it is done for every file, also a refused
+    found = redact(message)
+    assert found is not None and b"secret49999" not in found.data and len(found.data) < MOST_ENV
+    assert redact(found.data) is None
+    assert ask(message.decode()) == f"ENV has {len(env)} characters, at most {MOST_ENV}"
 
 
 def test_a_secret_within_another_is_masked_with_it() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.agents import roster as roster_module
 from relay.agents.roster import Roster
 from relay.base.home import Home
 from relay.base.watcher import NOTHING, OutboxEvent, Watcher, make_watcher
@@ -59,3 +60,20 @@ def test_another_directory_in_the_place_of_one_is_an_agent_that_appears(
         pass  # what was made until now
     (bob / "outbox" / "1-a.msg").write_text("TO: alice\n\nhi")
     assert watcher.wait(10**9).touched == (OutboxEvent("bob", "1-a.msg", renamed=False),)
+
+
+def test_that_nobody_is_the_lead_is_believed_for_twenty_looks(
+    opened: Home, roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+
+    def monotonic() -> float:  # a look takes half a second, as where agents are many
+        now_s[0] += 0.5
+        return now_s[0]
+
+    monkeypatch.setattr(roster_module.time, "monotonic", monotonic)
+    assert roster.lead() is None
+    Path(opened.path("agents", "bob", "meta.json")).write_text('{"role": "lead"}')
+    assert roster.lead() is None and now_s[0] == 1.5  # nothing was looked at
+    now_s[0] = 10.5
+    assert roster.lead() == "bob"

@@ -179,10 +179,14 @@ def test_of_two_that_await_re_names_one(talk: Talk) -> None:
 
 def test_a_long_thread_is_not_looked_through(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "MOST_IN_THREAD", 2)
-    for number in range(3):
+    for number in range(3):  # of others: they do not count
+        talk.ask(MessageType.TEXT, f"{ASKED}{number}", "t-1", sender="bob")
+    asked = talk.ask(relay_id=f"{ASKED}3", thread="t-1")
+    assert isinstance(talk.answer(Kind.ACK, THREAD="t-1"), Route) and talk.answered == asked
+    for number in range(4, 6):
         talk.ask(MessageType.TEXT, f"{ASKED}{number}", "t-1")
     text = bounce(talk.answer(Kind.ACK, THREAD="t-1"))
-    assert text == "THREAD t-1 has more than 2 messages: name the one with RE"
+    assert text == "THREAD t-1 has more than 2 messages to bob: name the one with RE"
 
 
 def test_what_is_answered_no_longer_awaits(talk: Talk) -> None:

@@ -17,6 +17,7 @@ from agent_sdk import Agent
 from relay.base.config import Config, StoreSettings
 from relay.base.finding import Finding
 from relay.base.home import Home
+from relay.views import attention as views
 from relay.views.attention import attention, hush, tell_new
 from tests.box import Box
 from tests.ledger.support import Look
@@ -235,6 +236,20 @@ def test_many_are_not_told_without_a_word(home: Path) -> None:
     assert "--yes " in relay("send", "--help", home=home).stdout  # to which that points
     assert rows_of("list", home=home) == []
     assert relay("send", "--as", "agent0", "--yes", "*", "stand up", home=home).returncode == 0
+
+
+def test_many_questions_of_one_hide_nobody_elses(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MOST", 4)
+    mine = box.send("alice", "TO: operator\nKIND: query\n\nmay I?")
+    for number in range(6):
+        name = f"9999999999999999999{number}-0{number}.msg"  # ids are the senders'
+        box.send("carol", "TO: operator\nKIND: query\n\nq", name)
+    with Home(str(box.root)) as home:
+        rows = [row for row in attention(home) if row.kind == "question"]
+    assert [row.who for row in rows].count("carol") == 4 and mine in [row.id for row in rows]
+    (more,) = [row for row in rows if row.id is None]
+    assert (more.who, more.what) == ("carol", "3 more, older ones")
+    assert more.command == "relay list is:open from:carol to:operator"
 
 
 def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:
