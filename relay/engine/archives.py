@@ -4,7 +4,8 @@ Retention decides which messages leave the live ones for the archive: by policy,
 room. Never one with an open delivery, an answer that is owed, or a dead letter. An archived
 message stays in the store's file and can be queried; ``drop`` deletes it.
 
-Memory: a new message is refused with StoreFull at ``limits.active_messages``. Disk: a warning at
+Memory: a new message is refused with StoreFull at ``limits.active_messages``, and in a relay where
+half of these are its sender's. Disk: a warning at
 ``limits.warn_bytes``, StoreCapacity from ``limits.reserve_bytes`` below ``limits.file_bytes`` on.
 Answers are accepted up to the limits of the file, because without them no message would become
 final.
@@ -48,6 +49,7 @@ from relay.base.errors import (
     StoreFull,
     ValidationFailed,
 )
+from relay.base.names import ORCHESTRATOR
 from relay.engine import events, rules
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.rules import check_number
@@ -69,6 +71,8 @@ class Archives:
         self.file_sequence = 0  # the events that it covers
         self.is_near_full = False  # the file reaches its warning limit
         self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
+        self._active: Counter[str] = Counter()  # active messages by sender, as counted last
+        self._count_again_at = 0  # ``state.messages_sent`` at the next count
         self._scans_to_skip: dict[int, int] = {}  # channel -> looks at its retention to be skipped
         # ``state.bytes_sent`` below which no limit but that of memory is near
         self._roomy_until = 0
@@ -212,10 +216,13 @@ class Archives:
         most = len(message.content) + rules.MOST_METADATA_BYTES
         if (
             state.bytes_sent + most >= self._roomy_until
-            or len(state.messages) >= self._core.limits.active_messages
+            or len(state.messages) >= self._core.limits.active_messages // 2
         ):
             size = variable_bytes(message.content, message.metadata)
-            self._check_limits(size, message.message_type in rules.ANSWERS)
+            is_answer = message.message_type in rules.ANSWERS
+            self._check_limits(size, is_answer)
+            if self._core.rules.by_files and not is_answer:
+                self._check_share(message.sender)
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self.retain_in(channel, 1, len(message.content))
 
@@ -242,6 +249,20 @@ class Archives:
         # each message takes a record's bytes at least, so this bounds their number, too
         room = min(until - self.used_bytes(), (limits.messages - kept) * RECORD_BYTES)
         self._roomy_until = state.bytes_sent + room - RECORD_BYTES
+
+    def _check_share(self, sender: str) -> None:
+        """Check that one sender has less than half of all active messages. Errors: StoreFull."""
+        state, most = self.state, self._core.limits.active_messages // 2
+        if len(state.messages) < most or sender == ORCHESTRATOR:
+            return
+        if state.messages_sent >= self._count_again_at:  # seldom: it looks at every message
+            self._active = Counter(message.sender for message in state.messages.values())
+            self._count_again_at = state.messages_sent + most // 50
+        if self._active[sender] >= most:
+            raise StoreFull(
+                f"the store has {self._active[sender]} active messages of {sender}, "
+                f"half of its limit of {self._core.limits.active_messages}"
+            )
 
 
 SCAN_BATCH = 2_000  # messages in one step: about 2 ms

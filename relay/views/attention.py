@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 KNOWN = "attention.json"  # in the home
 FOREVER = 1 << 62
+WAITING_NS = 60 * NS_PER_S  # a file that waits in its outbox is often taken soon
 IDLE_NS = 60 * NS_PER_S  # an agent that has just become idle may go on by itself
 MOST = 200  # of one kind
 MOST_HUSHED = 1000
@@ -88,6 +89,10 @@ SELECT min(d.message_id), d.recipient, count(*), min(coalesce(d.staged_at, m.dis
 FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.state = 'held' AND coalesce(d.last_error, '') NOT LIKE 'not before %'
 GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
+_WAITING = """
+SELECT agent_name, count(*) AS number, min(discovered_at) AS at, last_error, min(message_id) AS id
+FROM messages WHERE status = 'pending' AND last_error IS NOT NULL
+GROUP BY agent_name HAVING at < ? ORDER BY at LIMIT ?"""
 _UNREAD_SINCE = f"SELECT recipient, min(written_at), count(*) FROM {UNREAD} GROUP BY 1"
 
 
@@ -95,7 +100,7 @@ class Item(NamedTuple):
     """Something that waits for a person."""
 
     key: str  # of this trouble, to hush it: a message id, or ``kind:name``
-    kind: str  # question, permission, mail, blocked, gone, idle, dead, refused, held, relay, …
+    kind: str  # question, permission, mail, blocked, gone, idle, dead, refused, held, waits, …
     at: int  # Unix ns: since when; 0: not known
     who: str | None  # the agent that it is about, or that waits
     what: str  # in words; may contain what an agent wrote
@@ -177,6 +182,7 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         dead = db.execute(_DEAD, (MOST,)).fetchall()
         refusals = [*_refusals(db, home, now_ns)]
         held = db.execute(_HELD, (MOST,)).fetchall()
+        waiting = db.execute(_WAITING, (now_ns - WAITING_NS, MOST)).fetchall()
     shown = Counter(row["agent_name"] for row in asked)
     for message_id, sender, kind, at, in_all, turn in asked:
         item, over = _question(home, message_id, sender, kind, at)
@@ -199,6 +205,13 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         what = f"{plural(count, 'message')} held" + (f": {why}" if why else "")
         command = f"relay trace {message_id}"
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
+
+    for row in waiting:
+        what = f"{plural(row['number'], 'message')} in its outbox: {row['last_error']}"
+        command = f"relay trace {row['id']}"
+        yield Item(
+            f"waits:{row['agent_name']}", "waits", row["at"], row["agent_name"], what, command
+        )
 
 
 def _dead_letter(message_id: str, rows: list[sqlite3.Row], now_ns: int) -> Item:

@@ -16,9 +16,11 @@ from relay.acomm.model import (
     MessageType,
 )
 from relay.base.errors import CommError, StoreCapacity, StoreFull
+from relay.base.names import ORCHESTRATOR
 from relay.commstore.queues import CAPACITY_TOPIC
 from relay.commstore.store import CommStore
 from relay.engine import tables, transitions
+from relay.engine.engine import Engine
 from relay.engine.events import DuplicatesForgotten, Event
 from relay.engine.retries import FORGET_PER_MS
 from relay.engine.rules import Limits
@@ -26,6 +28,7 @@ from relay.engine.state import State
 from tests.engine import support
 from tests.engine.support import (
     AT_LEAST_ONCE,
+    BY_FILES,
     EXACTLY_ONCE,
     after,
     channel_of,
@@ -77,6 +80,18 @@ def test_where_nothing_is_done_the_store_is_full_until_something_is(clock: FakeC
     assert send(store, channel, "a").status is MessageStatus.DELIVERED
     assert len(store) == 3 and list(store.state.archive) == [sent[1].id]
     refused(store, lambda: send(store, channel, "a"), StoreFull)
+
+
+def test_one_sender_has_half_of_the_active_messages_at_most(clock: FakeClock) -> None:
+    limits = Limits()._replace(active_messages=4)
+    engine = Engine(clock, limits=limits, rules=BY_FILES)
+    group = group_of(engine, "a", "b", "c", ORCHESTRATOR)
+    sent = [support.send(engine, group, "a") for _ in range(2)]
+    text = support.refused(engine, lambda: support.send(engine, group, "a"), StoreFull)
+    assert "the store has 2 active messages of a, half of its limit of 4" in str(text)
+    assert support.send(engine, group, "c").id == 3
+    assert support.send(engine, group, ORCHESTRATOR).id == 4
+    assert len(sent) == 2
 
 
 def test_a_full_store_takes_the_acknowledgments_that_empty_it(clock: FakeClock) -> None:

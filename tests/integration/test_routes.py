@@ -69,9 +69,10 @@ def test_nor_where_the_one_that_is_configured_is_gone(box: Box) -> None:
 
 
 @pytest.mark.shows("engine 7.11")
-@pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(active_messages=4)))
+@pytest.mark.box("alice", "bob", "carol", config=Config(store=StoreSettings(active_messages=4)))
 def test_a_full_store_lets_the_file_wait(box: Box) -> None:
-    sent = [box.send("alice", f"TO: bob\nKIND: command\n\n{number}") for number in range(5)]
+    senders = ("alice", "carol", "alice", "carol", "alice")
+    sent = [box.send(name, "TO: bob\nKIND: command\n\ngo") for name in senders]
     assert len(box.inbox("bob")) == 4
     row = box.row(sent[4])
     assert (row["status"], row["last_error"]) == (
@@ -80,8 +81,8 @@ def test_a_full_store_lets_the_file_wait(box: Box) -> None:
     )
     assert box.outbox("alice")[-1] == f"{sent[4]}.msg"
     assert box.nacks("alice") == []
-    for one in sent[:4]:
-        box.send("bob", f"TO: alice\nKIND: ack\nRE: {one}\n\ncompleted")
+    for name, one in zip(senders[:4], sent, strict=False):
+        box.send("bob", f"TO: {name}\nKIND: ack\nRE: {one}\n\ncompleted")
     box.flush()
     for _ in range(5):
         box.after(61, turns=6)
