@@ -90,7 +90,7 @@ FROM deliveries AS d JOIN messages AS m USING (message_id)
 WHERE d.state = 'held' AND coalesce(d.last_error, '') NOT LIKE 'not before %'
 GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
 _WAITING = """
-SELECT agent_name, count(*) AS number, min(discovered_at) AS at, last_error, min(message_id) AS id
+SELECT agent_name, count(*), min(discovered_at) AS at, last_error, min(message_id)
 FROM messages WHERE status = 'pending' AND last_error IS NOT NULL
 GROUP BY agent_name HAVING at < ? ORDER BY at LIMIT ?"""
 _UNREAD_SINCE = f"SELECT recipient, min(written_at), count(*) FROM {UNREAD} GROUP BY 1"
@@ -206,12 +206,9 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         command = f"relay trace {message_id}"
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
 
-    for row in waiting:
-        what = f"{plural(row['number'], 'message')} in its outbox: {row['last_error']}"
-        command = f"relay trace {row['id']}"
-        yield Item(
-            f"waits:{row['agent_name']}", "waits", row["at"], row["agent_name"], what, command
-        )
+    for agent, count, at, why, message_id in waiting:
+        what = f"{plural(count, 'message')} in its outbox: {why}"
+        yield Item(f"waits:{agent}", "waits", at, agent, what, f"relay trace {message_id}")
 
 
 def _dead_letter(message_id: str, rows: list[sqlite3.Row], now_ns: int) -> Item:
