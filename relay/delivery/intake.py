@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -122,10 +122,13 @@ class Intake:
         is_pending = self._pending_files.scan(dirs, agent)
         return is_pending or any(name.endswith((MSG_SUFFIX, SUFFIX)) for name in names)
 
-    def read_batch(self, dirs: Dirs, limit: int) -> list[Inbound]:
-        """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped."""
+    def read_batch(self, dirs: Dirs, limit: int, busy: Iterable[str] = ()) -> list[Inbound]:
+        """Read up to ``limit`` files; incomplete ones are deferred, missing ones dropped.
+
+        ``busy``: agents of which no file is read, as earlier ones of theirs are still to be done.
+        """
         batch: list[Inbound] = []
-        settling: set[str] = set()  # agents that are still writing one
+        settling = set(busy)  # and agents that are still writing one
         hints = self._queue.pop_batch(limit)
         read_bytes = dict.fromkeys([hint.agent for hint in hints], 0)
         share_bytes = BATCH_BYTES // max(1, len(read_bytes))

@@ -113,7 +113,7 @@ class ReplyLoops:
     def check(self, inbound: Inbound) -> str:
         """The reason to hold a message; empty if there is none. May begin a loop."""
         answers = inbound.message.headers.get("RE") if inbound.message else None
-        if answers is None or inbound.refusal:
+        if inbound.refusal:
             return ""
         agent, message_id = inbound.file.agent, inbound.file.message_id
         now_ns = self._clock.now_ns()

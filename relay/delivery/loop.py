@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
 from relay.base import directory_guard
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.home import Dirs, Home
 from relay.base.logs import LogCall
@@ -54,6 +54,7 @@ from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
 
+BATCH_NS = 250 * NS_PER_MS  # of files, in one turn: what is left gives way to other agents
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
 
@@ -92,6 +93,8 @@ class Dispatcher:
         self._build_sources()
         events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
+        self._left: list[Inbound] = []  # claimed, and not begun in the time of their batch
+        self._batch_ends_ns = 0  # then (monotonic)
         self._errors: dict[str, str] = {}  # what could not be written -> why, as logged last
         self._refusal = ""  # why a retry or a notice could not be written
         self._pause_until_ns = 0  # of retries and notices, after that (monotonic)
@@ -232,11 +235,14 @@ class Dispatcher:
             self._event_source.poll(wake, now)
             begin("read")
             paused = bool(self.pauses)
-            if not paused:  # first: nothing that a session is being shown is taken back
-                self._reports.take(dirs)
-            batch = self._intake.read_batch(dirs, 0 if paused else self._config.limits.batch_files)
-            if batch:
-                self._process(dirs, self._screen(dirs, batch))
+            if not paused:
+                self._reports.take(
+                    dirs
+                )  # first: nothing that a session is being shown is taken back
+                senders = {inbound.file.agent for inbound in self._left}
+                batch = self._intake.read_batch(dirs, self._config.limits.batch_files, senders)
+                if batch or self._left:
+                    self._process(dirs, self._screen(dirs, batch))
             begin("retry")
             for limit in (self._reply_loops, self._intake.rate_limit):
                 if limit.alerts:
@@ -292,13 +298,21 @@ class Dispatcher:
         return ready
 
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
-        """Take files through every stage, a limited number of journal bytes at a time."""
-        self.metrics.begin("claim")
+        """Take files through every stage, a limited number of journal bytes at a time.
+
+        Those come last for which the batch before had no time: they are of agents with many.
+        """
+        self._batch_ends_ns = self.metrics.begin("claim") + BATCH_NS
         claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
+        claimed += self._left
+        self._left = []
         part: list[Inbound] = []
         part_bytes = 0
-        for inbound in claimed:
+        for number, inbound in enumerate(claimed):
+            if self._left:  # the time is over
+                self._left += claimed[number:]
+                return
             needed = _journal_bytes(inbound)
             if part and part_bytes + needed > PART_BYTES:
                 self._execute_part(dirs, part, part_bytes)
@@ -337,17 +351,21 @@ class Dispatcher:
     def _plans(self, part: list[Inbound], postponed: list[tuple[Inbound, str]]) -> Iterator[Plan]:
         """Plan one file after the other, each when the previous one is in the store.
 
-        ``postponed`` gets those of a reply loop, and why.
+        ``postponed`` gets those of a reply loop, and why; ``_left`` those that there is no time for.
         """
         everybody = self._statuses.directory()
-        for inbound in part:
+        for number, inbound in enumerate(part):
+            if number and self._clock.monotonic_ns() > self._batch_ends_ns:
+                self._left = part[number:]
+                return
             if inbound.row is not Row.REPEATED or not self._is_known(inbound):
                 inbound = self._validator.validate(inbound)
-            why = self._reply_loops.check(inbound)
-            if why and not self._is_known(inbound):
-                postponed.append((inbound, why))
-                continue
             message = inbound.message
+            if message is not None and "RE" in message.headers:
+                why = self._reply_loops.check(inbound)
+                if why and not self._is_known(inbound):
+                    postponed.append((inbound, why))
+                    continue
             directory = everybody
             if message is not None and message.to.lower() == LEAD:
                 directory = self._statuses.directory(self._roster.lead())
@@ -466,6 +484,7 @@ class Dispatcher:
     def _next_due(self, sources_due_ns: int | None, *, is_paused: bool) -> int:
         times = [self._events.due_ns(), self._flusher.next_ns, self._roller.due_ns()]
         if not is_paused:
+            times += [0] if self._left else []
             times += [self._intake.due_ns(), self._reports.due_ns()]
         due = [at for at in (sources_due_ns, *times) if at is not None]
         return min([self._event_source.due_ns(), *due])

@@ -59,7 +59,7 @@ class Validator:
         self._roster = roster
         self._log = log
         self._verifier = AttachmentVerifier(limits)
-        # of this batch: file -> reference, what it is
+        # file -> reference, what it is, since it was screened
         self._invalid: dict[FileKey, tuple[str, AttachmentProblem]] = {}
         self._failures: dict[FileKey, int] = {}  # file -> attempts to read its attachments
         self._to_set_aside: list[str] = []  # once their senders are notified
@@ -74,7 +74,6 @@ class Validator:
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
         self._verifier.begin_batch()
-        self._invalid.clear()
         ready: list[Inbound] = []
         waiting: list[Inbound] = []
         failed: list[tuple[Inbound, str, int]] = []
@@ -92,6 +91,7 @@ class Validator:
     def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool:
         """False while an attachment is being read; an invalid one is noted. Errors: OSError."""
         file, message = inbound.file, inbound.message
+        self._invalid.pop(file.key, None)
         if message is None or not message.attachments:
             return True
         for reference in dict.fromkeys(message.attachments):

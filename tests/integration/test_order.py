@@ -10,6 +10,8 @@ import pytest
 
 from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher
+from relay.delivery.apply import PlanApplier
+from relay.delivery.values import Applied, Plan
 from tests.box import Box
 
 
@@ -123,3 +125,32 @@ def test_what_waits_is_decided_by_priority_then_by_name(box: Box) -> None:
     box.tick()
     assert decided(box, "alice") == [sent[number] for number in (2, 4, 1, 3, 0)]
     assert decided(box, "alice", "carol")[-1] == other  # whose turn it is, is as it was
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.box("alice", "bob", "carol")
+def test_what_takes_long_gives_way_to_another_agent(
+    box: Box, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    apply = PlanApplier.apply
+
+    def slow(applier: PlanApplier, plan: Plan) -> Applied:
+        box.clock.advance(0.2)  # of the 0.25 s of a batch
+        return apply(applier, plan)
+
+    monkeypatch.setattr(PlanApplier, "apply", slow)
+    many = [box.drop("alice", f"TO: bob\n\n{number}") for number in range(6)]
+    box.tick()
+    assert [*box.inbox("bob")] == many[:2] and len(box.outbox("alice")) == 4
+    last = box.drop("alice", "TO: bob\n\nlast")
+    other = box.drop("carol", "TO: bob\n\nmeanwhile")
+    assert box.deadline == 0
+    if is_killed:
+        box.restart()
+    else:
+        box.tick()
+        assert {*box.inbox("bob")} == {*many[:3], other}
+    box.tick(6)
+    assert box.outbox("alice") == [] and {*box.inbox("bob")} == {*many, last, other}
+    written = [row[0] for row in box.sql("SELECT message_id FROM deliveries ORDER BY written_at")]
+    assert [one for one in written if one != other] == [*many, last]
