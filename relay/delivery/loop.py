@@ -351,7 +351,7 @@ class Dispatcher:
     def _plans(self, part: list[Inbound], postponed: list[tuple[Inbound, str]]) -> Iterator[Plan]:
         """Plan one file after the other, each when the previous one is in the store.
 
-        ``postponed`` gets those of a reply loop, and why; ``_left`` those that there is no time for.
+        ``postponed`` gets those of a reply loop, and why; ``_left`` those without time left.
         """
         everybody = self._statuses.directory()
         for number, inbound in enumerate(part):
