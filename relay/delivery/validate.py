@@ -39,6 +39,7 @@ from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
 from relay.engine.engine import Engine
+from relay.ledger import attachments
 from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
 from relay.ledger.ledger import FileFacts, Ledger, MessageRow
 
@@ -73,7 +74,7 @@ class Validator:
         self._keys.register_new(
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
-        self._verifier.begin_batch()
+        self._verifier.left_bytes = attachments.BATCH_BYTES
         ready: list[Inbound] = []
         waiting: list[Inbound] = []
         failed: list[tuple[Inbound, str, int]] = []

@@ -81,16 +81,14 @@ class AttachmentVerifier:
     def __init__(self, limits: LimitSettings) -> None:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
-        self._left = BATCH_BYTES  # of the batch
+        self.left_bytes = (
+            0  # that the loop may still hash in its batch; the thread reads what is more
+        )
         self._reading: dict[Key, _LargeFile] = {}
         # agent -> attachments that it waits for, oldest first
         self._turns: dict[str, dict[Key, None]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-
-    def begin_batch(self) -> None:
-        """From here on the loop may hash as much again; what is more, the thread reads."""
-        self._left = BATCH_BYTES
 
     def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool:
         """True: verified. False: it is still being read by the thread, ask again.
@@ -118,12 +116,12 @@ class AttachmentVerifier:
             )
         with self._lock:
             found = self._known.get(key)
-            if found is None and size > min(AT_ONCE_BYTES, self._left):
+            if found is None and size > min(AT_ONCE_BYTES, self.left_bytes):
                 self._begin(key, fd, agent)
                 return False
         try:
             if found is None:
-                self._left -= size
+                self.left_bytes -= size
                 found = _hash(fd)
                 self._keep(key, found)
         finally:

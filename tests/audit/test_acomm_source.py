@@ -200,9 +200,9 @@ def test_the_other_sections(path: str) -> None:
     names = SECTIONS["deliveries"].names[1:]
     deliveries = read(path, *names, section="deliveries")
     assert sorted(tuple(row.values()) for row in deliveries) == [
-        (Decimal(2), None, "alice", "Sent"),
-        (Decimal(U64_MAX), "1-full", "bob", "Acknowledged"),
-        (Decimal(U64_MAX), "1-full", "carol", "Bounced"),
+        (Decimal(2), None, "alice", "Sent", None),
+        (Decimal(U64_MAX), "1-full", "bob", "Acknowledged", None),
+        (Decimal(U64_MAX), "1-full", "carol", "Bounced", None),
     ]
     channel = one(read(path, section="channels"))
     assert channel["participants"] == ["alice", "bob"]
