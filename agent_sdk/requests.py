@@ -282,11 +282,12 @@ def was_asked(to: str, connect: Callable[[], sqlite3.Connection]) -> Callable[[s
     ``to``: whom it was sent to, as far as it is known. ``connect``: opens the ledger, which knows a
     delivery before any answer to it is accepted.
     """
-    import sqlite3
 
     def test(message_id: str, name: str) -> bool:
         if name in (to, ORCHESTRATOR):
             return True
+        import sqlite3
+
         query = "SELECT 1 FROM deliveries WHERE message_id = ? AND recipient = ?"
         with (
             contextlib.suppress(LedgerError, OSError, sqlite3.Error),
@@ -306,12 +307,12 @@ def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:
 
 def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:
     """The function that opens the ledger for reading. Its errors: LedgerMissing; LedgerError."""
-    import sqlite3
-    from urllib.parse import quote
-
     path = home.path(LEDGER)
 
     def connect() -> sqlite3.Connection:
+        import sqlite3
+        from urllib.parse import quote
+
         if not os.path.exists(path):
             raise LedgerMissing(f"there is no ledger at {path}")
         try:

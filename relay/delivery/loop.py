@@ -195,7 +195,7 @@ class Dispatcher:
     @property
     def backlog(self) -> int:
         """Files seen but not yet delivered."""
-        return self._intake.backlog
+        return self._intake.backlog + len(self._left)
 
     @property
     def roster(self) -> Roster:
@@ -310,13 +310,13 @@ class Dispatcher:
         part: list[Inbound] = []
         part_bytes = 0
         for number, inbound in enumerate(claimed):
-            if self._left:  # the time is over
-                self._left += claimed[number:]
-                return
             needed = _journal_bytes(inbound)
             if part and part_bytes + needed > PART_BYTES:
                 self._execute_part(dirs, part, part_bytes)
                 part, part_bytes = [], 0
+                if self._clock.monotonic_ns() > self._batch_ends_ns:
+                    self._left += claimed[number:]
+                    return
             part.append(inbound)
             part_bytes += needed
         self._execute_part(dirs, part, part_bytes)

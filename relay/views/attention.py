@@ -91,7 +91,8 @@ WHERE d.state = 'held' AND coalesce(d.last_error, '') NOT LIKE 'not before %'
 GROUP BY d.recipient ORDER BY 4 DESC LIMIT ?"""
 _WAITING = """
 SELECT agent_name, count(*), min(discovered_at) AS at, last_error, min(message_id)
-FROM messages WHERE status = 'pending' AND last_error IS NOT NULL
+FROM messages WHERE status IN ('pending', 'processing', 'completed')  -- the index messages_open
+    AND status = 'pending' AND last_error IS NOT NULL
 GROUP BY agent_name HAVING at < ? ORDER BY at LIMIT ?"""
 _UNREAD_SINCE = f"SELECT recipient, min(written_at), count(*) FROM {UNREAD} GROUP BY 1"
 

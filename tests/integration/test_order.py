@@ -10,6 +10,7 @@ import pytest
 
 from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher
+from relay.delivery import loop
 from relay.delivery.apply import PlanApplier
 from relay.delivery.values import Applied, Plan
 from tests.box import Box
@@ -127,11 +128,13 @@ def test_what_waits_is_decided_by_priority_then_by_name(box: Box) -> None:
     assert decided(box, "alice", "carol")[-1] == other  # whose turn it is, is as it was
 
 
+@pytest.mark.parametrize("part_bytes", [loop.PART_BYTES, 1], ids=["one part", "each a part"])
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.box("alice", "bob", "carol")
 def test_what_takes_long_gives_way_to_another_agent(
-    box: Box, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+    box: Box, monkeypatch: pytest.MonkeyPatch, is_killed: bool, part_bytes: int
 ) -> None:
+    monkeypatch.setattr(loop, "PART_BYTES", part_bytes)
     apply = PlanApplier.apply
 
     def slow(applier: PlanApplier, plan: Plan) -> Applied:
