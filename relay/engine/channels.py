@@ -27,11 +27,13 @@ from relay.base.errors import (
     StoreCapacity,
     ValidationFailed,
 )
+from relay.base.names import ORCHESTRATOR
 from relay.engine import events, routing, rules
 from relay.engine.archives import Archives
 from relay.engine.query import check_filter
 from relay.engine.state import Core
 
+MOST_OWNED = 1000  # channels of one agent in a relay: their number is limited for all together
 _SETTINGS = frozenset(ChannelSettings.__struct_fields__)
 _WORDS = frozenset({"description", "tags"})
 _DEFAULT = ChannelSettings()
@@ -104,6 +106,8 @@ class Channels:
         config = rules.check_config(ChannelConfig() if config is None else config)
         description, tags = rules.check_words(description, tags)
         self._check_room("channels", len(self._state.channels), self._core.limits.channels)
+        if self._core.rules.by_files and channel_type is not ChannelType.DIRECT:
+            self._check_owned(owner)
         now = self._core.now_s()
         first = Participant(owner, ParticipantRole.OWNER, now, self._identities.get(owner))
         channel = Channel(
@@ -338,6 +342,14 @@ class Channels:
         """Remove and return (message id, recipient) of sticky copies the owner has to deliver."""
         copies, self._copies = self._copies, []
         return copies
+
+    def _check_owned(self, owner: str) -> None:
+        """Errors: ValidationFailed for one more channel of an agent that has very many."""
+        known = self._state.channels.values()
+        owned = sum(one.owner == owner for one in known if one.channel_type != ChannelType.DIRECT)
+        if owned >= MOST_OWNED and owner != ORCHESTRATOR:
+            text = f"{owner} owns {owned} channels, at most {MOST_OWNED}: use one with topics"
+            raise ValidationFailed("owner", text)
 
     def _check_room(self, what: str, count: int, most: int) -> None:
         if count >= most:

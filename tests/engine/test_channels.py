@@ -20,7 +20,9 @@ from relay.acomm.model import (
     Priority,
 )
 from relay.base.errors import ChannelUnavailable, ValidationFailed
+from relay.base.names import ORCHESTRATOR
 from relay.commstore.store import CommStore
+from relay.engine import channels
 from relay.engine.checkpoint import state_of
 from tests.engine.support import (
     AT_LEAST_ONCE,
@@ -192,6 +194,20 @@ def test_where_the_owner_delivers_what_lies_in_an_inbox_stays(clock: FakeClock) 
     message = send(engine, channel, "a")
     engine.channels.leave(channel.id, "b")
     assert standing(engine, message.id) == {"b": DeliveryState.DELIVERED}
+
+
+def test_one_agent_owns_a_thousand_channels_at_most(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "MOST_OWNED", 2)
+    made = relay_engine(clock).channels
+    for name in ("a/1", "a/2"):
+        made.create(name, ChannelType.GROUP, "a")
+    with pytest.raises(ValidationFailed, match="a owns 2 channels, at most 2: use one with topics"):
+        made.create("a/3", ChannelType.PUB_SUB, "a")
+    made.create("dm/a/b", ChannelType.DIRECT, "a")
+    for name in ("b/1", "b/2", "b/3"):
+        made.create(name, ChannelType.GROUP, ORCHESTRATOR)
 
 
 # -- a costly filter -----------------------------------------------------------------------
