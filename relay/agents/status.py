@@ -24,7 +24,7 @@ from relay.base.clock import NS_PER_S, Clock, iso_time
 from relay.base.config import AgentSettings
 from relay.base.home import Dirs
 from relay.base.message import Kind
-from relay.base.names import OPERATOR, answer_id
+from relay.base.names import OPERATOR, ORCHESTRATOR, answer_id
 from relay.engine.engine import Engine
 from relay.ledger.agents import AgentRow, PendingOperation, ProcessRow
 from relay.ledger.ledger import Ledger
@@ -408,6 +408,6 @@ class Activity:
         for kind in (Kind.ACK, Kind.NACK):
             at, agent, message_id = intent.asked_at, intent.requested_by, intent.request_id
             answer = self._store.messages.find_by_relay_id(answer_id(at, agent, message_id, kind))
-            if answer is not None:
+            if answer is not None and answer.sender == ORCHESTRATOR:
                 return kind, answer.content.decode().removesuffix("\n")
         return None

@@ -406,8 +406,8 @@ def _status_asked(store: Engine, facts: FileFacts) -> status.StatusChange | None
     """
     message_id, find = facts.message_id, store.messages.find_by_relay_id
     answer = answer_id(facts.discovered_at, facts.agent_name, message_id, Kind.ACK)
-    message = find(message_id, include_archived=True)
-    if message is None or find(answer, include_archived=True) is None:
+    message, given = find(message_id, include_archived=True), find(answer, include_archived=True)
+    if message is None or given is None or given.sender != ORCHESTRATOR:
         return None
     try:
         fields = command_fields(reconstruct(message))

@@ -288,7 +288,7 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
         answer = store.messages.find_by_relay_id(
             plan.subject.reply_id(plan.subject.agent, str(kind))
         )
-        if answer is None:
+        if answer is None or answer.sender != ORCHESTRATOR:  # an agent may take any id
             continue
         effects = plan.effects
         if kind is Kind.ACK and message.kind is Kind.COMMAND:

@@ -8,13 +8,14 @@ from relay.acomm.model import ChannelType, DeliveryState, MessageType, Obligatio
 from relay.agents.status import Directory
 from relay.base.incidents import Incident, IncidentKind, Refusal, RefusalCode
 from relay.base.message import Kind
+from relay.base.names import answer_id
 from relay.delivery.notifications import remind
 from relay.delivery.plan import end_delivery
-from relay.delivery.values import Effects, Row
+from relay.delivery.values import Effects, OutboxFile, Row
 from relay.engine.deliveries import OverdueAnswer
 from relay.engine.retries import OverdueDelivery
 from relay.ledger.ledger import MessageRow
-from tests.delivery.planning import AGENTS, AT_NS, Table
+from tests.delivery.planning import AGENTS, AT_NS, Table, read
 from tests.engine.support import NOW_S, channel_of, group_of
 
 ORCHESTRATED = ("join", "leave", "subscribe", "unsubscribe", "spawn", "release", "continuity")
@@ -160,6 +161,18 @@ def test_a_command_carried_out_before_is_answered_as_then(talk: Table) -> None:
     (reply,) = again.messages
     assert (reply.message.kind, reply.message_id) == (Kind.ACK, first.files[0].message_id)
     assert again.effects.status_change == first.effects.status_change is not None
+
+
+def test_a_message_under_the_id_of_an_answer_carries_nothing_out(talk: Table) -> None:
+    command = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: carol"
+    asked = read(command, "bob", 50).file.message_id
+    taken = answer_id(AT_NS, "bob", asked, "ack")
+    facts = {"file": OutboxFile("bob", f"{taken}.msg", taken, 9, AT_NS, 51)}
+    talk.writer.apply(talk.plan("TO: alice\n\ncompleted", "bob", **facts))
+    done = talk.decide(command, "bob", number=50)
+    assert not done.plan.is_carried_out and done.effects.status_change is None
+    (said,) = done.files
+    assert said.message_id != taken and b"is for operator and the lead" in said.data
 
 
 def row_of(number: int) -> MessageRow:
