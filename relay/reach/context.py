@@ -23,7 +23,7 @@ from relay.reach.session import Session, acting_as
 
 MAX_BODIES = 8192  # bytes of printed bodies in one text
 MAX_TEXT = 9500  # characters; above 10,000 Claude Code makes a file of it
-MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest
+MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest and the newest
 MOST_NAMED = 10
 MAX_HEADER = 16_384
 NORMAL = "2"
@@ -39,7 +39,10 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
     """
     inbox = os.path.join(root, "agents", session.agent, "inbox")
     waits = []
-    for name in sorted(names)[:MOST_LOOKED_AT]:
+    names, in_all = sorted(names), len(names)
+    if in_all > MOST_LOOKED_AT:
+        names[MOST_LOOKED_AT // 2 : -MOST_LOOKED_AT // 2] = []
+    for name in names:
         if (found := read_waiting(os.path.join(inbox, name), name)) is not None:
             waits.append(found)
     _mark_strays(root, session.agent, waits)
@@ -66,7 +69,7 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
         if named < MOST_NAMED:
             parts.append(line)
             length, named = length + len(line) + 1, named + 1
-    more = len(waits) + max(0, len(names) - MOST_LOOKED_AT) - len(shown) - named
+    more = len(waits) + in_all - len(names) - len(shown) - named
     if parts and more > 0:
         parts.append(f"agent-relay: {plural(more, 'more message')} in the inbox.")
     return "\n".join(parts), shown

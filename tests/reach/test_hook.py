@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
-from relay.reach import hook
+from relay.reach import context, hook
+from relay.reach.context import compose
 from relay.reach.rungs import ring_text
+from relay.reach.session import Session
 from tests.procs import PATIENCE_S
 from tests.reach.hooks import RELAY, Cli, put, reports, told
 
@@ -318,6 +320,20 @@ def test_a_damaged_file_of_the_session_is_a_new_session(root: Path, claude: Cli)
         claude.tool()
         assert claude.name == "bob"
     assert len(claude.texts) >= 5  # shown each time: no hook remembered it
+
+
+def test_many_messages_do_not_hide_the_newest_that_is_urgent(
+    root: Path, claude: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "MOST_LOOKED_AT", 10)
+    for number in range(30):
+        put(root, "bob", HELLO, f"10000000{number:02d}-aa")
+    put(root, "bob", f"PRIORITY: 0\n{HELLO}", "1795355100000000000-bb")
+    session = Session("claude", "s-1")
+    session.agent = "bob"
+    names = os.listdir(root / "agents/bob/inbox")
+    text, shown = compose(str(root), session, [name for name in names if ".msg" in name], "")
+    assert "1795355100000000000-bb" in shown and text.endswith("21 more messages in the inbox.")
 
 
 def test_files_that_are_no_messages_stay(root: Path, claude: Cli) -> None:
