@@ -389,7 +389,7 @@ def _restore_original(
         data = render(message._replace(headers=message.headers | given))
     if len(data) != row.file_size:  # first: a start that is killed here writes it again
         with ledger.transaction():
-            ledger.forget_file(row.message_id)
+            ledger.set_path([(row.message_id, row.file_path)], is_rewritten=True)
     fsio.create(name, data, target)
     log(
         f"The file of an accepted message was damaged and has been rewritten: {row.file_path}",

@@ -268,17 +268,15 @@ class Ledger:
             ],
         )
 
-    def set_path(self, moved: Iterable[tuple[str, str]]) -> None:
-        """Update (message id, path) of files that moved without a change of status."""
-        self._db.executemany(
-            "UPDATE messages SET file_path = ? WHERE message_id = ?",
-            [(path, message_id) for message_id, path in moved],
-        )
+    def set_path(self, moved: Iterable[tuple[str, str]], *, is_rewritten: bool = False) -> None:
+        """Update (message id, path) of files that moved without a change of status.
 
-    def forget_file(self, message_id: str) -> None:
-        """Note that the file of a row is not its sender's any more: its size may be another."""
-        self._db.execute(
-            "UPDATE messages SET file_inode = NULL WHERE message_id = ?", (message_id,)
+        ``is_rewritten``: they are not their senders' any more, and may have another size.
+        """
+        inode = "NULL" if is_rewritten else "file_inode"
+        self._db.executemany(
+            f"UPDATE messages SET file_path = ?, file_inode = {inode} WHERE message_id = ?",
+            [(path, message_id) for message_id, path in moved],
         )
 
     def postpone(self, reasons: Sequence[tuple[str, str]]) -> dict[str, int]:
