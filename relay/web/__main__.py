@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import secrets
@@ -13,6 +14,7 @@ import sys
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from relay.base import config
 from relay.base.errors import RelayError
@@ -22,6 +24,7 @@ from relay.web.app import Web
 
 ADDRESS = "127.0.0.1"
 MOST_CONNECTIONS = 100  # at once; a tab has one for its stream
+REQUEST_S = 10.0  # for a request to come as a whole: connections that say nothing are others' room
 
 
 def main() -> int:
@@ -46,7 +49,8 @@ def main() -> int:
     print(f"http://{host}/#{secret}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again at its end
     try:
-        serve(given.home, host, secret, listening)
+        with contextlib.suppress(KeyboardInterrupt):
+            make_server(given.home, host, secret).run(sockets=[listening])
     finally:
         listening.close()
         if given.uds:
@@ -105,8 +109,24 @@ def _is_left(path: str) -> bool:
     raise RelayError(f"{path} is served already", hint="end that process, or name another path")
 
 
-def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
-    """Answer until a signal ends it."""
+class Protocol(H11Protocol):
+    """HTTP/1.1; closes a connection on which no request has come for so long."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_S, self._check_request, None)
+
+    def _check_request(self, before: object) -> None:
+        cycle = self.cycle  # of the last request; None before the first
+        if cycle is before and (cycle is None or cycle.response_complete):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(REQUEST_S, self._check_request, cycle)
+
+
+def make_server(root: str, host: str, secret: str) -> uvicorn.Server:
+    """A server of the page, to be run with the socket that listens."""
     web = Web(root)
     config.decode(b"{}")  # before there are threads: see relay/engine/events.py
 
@@ -119,7 +139,7 @@ def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
 
     options = uvicorn.Config(
         web.app(host, secret),
-        http="h11",
+        http=Protocol,
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -130,8 +150,7 @@ def serve(root: str, host: str, secret: str, listening: socket.socket) -> None:
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        Server(options).run(sockets=[listening])
+    return Server(options)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +54,36 @@ def test_it_listens_on_this_machine_alone_and_ends_at_once(home: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(PATIENCE_S) == 0  # though somebody follows
         follower.close()
+
+
+def test_connections_that_send_no_request_are_closed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = importlib.import_module("relay.web.__main__")
+    monkeypatch.setattr(process, "REQUEST_S", 0.2)
+    with contextlib.closing(process.listen_on(0)) as listening, contextlib.ExitStack() as stack:
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        server = process.make_server(str(home), host, "key")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
+        for said in (b"", b"GET / HT"):
+            silent = stack.enter_context(socket.create_connection(listening.getsockname()))
+            silent.settimeout(PATIENCE_S)
+            silent.sendall(said)
+            assert silent.recv(1) == b""
+        follower = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+        stack.callback(follower.close)
+        follower.request("GET", "/events", headers={"Authorization": "Bearer key"})
+        stream_of = follower.getresponse()
+        assert stream_of.readline() == b": here\n"
+        time.sleep(0.6)
+        assert ask(Served(f"http://{host}", "key", None), "/search") == 200  # type: ignore[arg-type]
+        follower.sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # what is being answered goes on: it has no end
+            while follower.sock.recv(100):
+                pass
 
 
 def test_each_process_has_a_key_of_its_own(home: Path) -> None:
