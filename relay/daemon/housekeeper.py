@@ -44,7 +44,7 @@ NOBODY = Subject()  # asked for a job of the relay's own
 
 
 class Housekeeper:
-    """Owned by the loop; ``executor`` is a thread of its own."""
+    """Runs one job at a time in ``executor``, beside the loop. Owned by the loop."""
 
     def __init__(
         self,

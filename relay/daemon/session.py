@@ -132,9 +132,17 @@ class Session:
             stack.callback(self._close_executors)
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             self.dispatcher = self._make_dispatcher(config, executors.flush)
-            lost_ns, pause_s = store.deliveries.downtime_ns, executors.pause_s
-            given = (home, ledger, config, clock, keeper, log)
-            self.housekeeper = Housekeeper(*given, lost_ns=lost_ns, pause_s=pause_s, wake=wake)
+            self.housekeeper = Housekeeper(
+                home,
+                ledger,
+                config,
+                clock,
+                keeper,
+                log,
+                lost_ns=store.deliveries.downtime_ns,
+                pause_s=executors.pause_s,
+                wake=wake,
+            )
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
             self._search = SearchFiller(
                 home, config, clock, self.opened.key, executors.search, log, wake

@@ -156,8 +156,8 @@ def _create(command: ControlCommand, store: Engine) -> str:
         )
     _check_agent("OWNER", owner)
     settings = settings_of(command.settings)
-    trials = Engine(Clock())
-    trial = _make(trials, name, TYPES[word], owner, settings)  # a refusal leaves nothing
+    trials = Engine(Clock())  # only for this one: what it refuses has left nothing in the store
+    trial = _make(trials, name, TYPES[word], owner, settings)
     known = store.channels.find_by_name(name)
     if known is None:
         _make(store, name, TYPES[word], owner, settings)

@@ -17,13 +17,12 @@ from relay.base.errors import MessageError, Refused, UnsafePath
 from relay.base.home import Dirs, Home
 from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
-from relay.base.outcomes import is_cancelled
+from relay.base.outcomes import REMOVED, is_cancelled
 from relay.delivery import file_ops
 from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
 from relay.engine import rules
 from relay.engine.engine import Engine
-from relay.ledger import REMOVED
 from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import Ledger
 from relay.reach.session import load_session

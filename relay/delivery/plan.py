@@ -43,7 +43,7 @@ from relay.engine.engine import Engine
 from relay.engine.retries import DEAD_LETTER_TOPIC, OverdueDelivery
 from relay.ledger.ledger import MessageRow
 
-REPEATED = Effects(may_repeat=True)
+MAY_REPEAT = Effects(may_repeat=True)
 DEAD_LETTER_HINT = "`relay dead replay {id}` tries it again, `relay dead discard {id}` lets it go"
 
 
@@ -76,7 +76,7 @@ def plan_file(inbound: Inbound, directory: Directory, store: Engine) -> Plan:
     if isinstance(route, Refusal):  # the answer counts, even without its sender
         return refuse(inbound, route, answer)
     draft = _draft(inbound, message, route, original, store) if stored is None else None
-    effects = REPEATED if inbound.row is Row.REPEATED else NO_EFFECTS
+    effects = MAY_REPEAT if inbound.row is Row.REPEATED else NO_EFFECTS
     plan = Plan(inbound.subject, inbound, draft, answer, effects=effects)
     # else it is long done, and rolled out
     if stored is None or stored.id in store.state.deliveries:

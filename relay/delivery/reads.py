@@ -33,12 +33,13 @@ from relay.base.home import PENDING, READ, Dirs, Home
 from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, message_id_of
+from relay.base.outcomes import REMOVED
 from relay.delivery import file_ops
 from relay.delivery.eventlog import EventLog
 from relay.delivery.record import LedgerWriter
 from relay.engine import events
 from relay.engine.engine import Engine
-from relay.ledger import REMOVED, TAKEN
+from relay.ledger import TAKEN
 from relay.ledger.deliveries import DeliveryFacts, held_delivery
 from relay.ledger.ledger import Ledger
 

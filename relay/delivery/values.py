@@ -28,10 +28,10 @@ from relay.base.home import PENDING
 from relay.base.incidents import Incident, IncidentKind, Refusal
 from relay.base.message import MessageFile
 from relay.base.names import answer_id, derived_id, message_id_of, shown
+from relay.base.outcomes import CANCELLED
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
 from relay.journal.tier_plan import JournalCommand
-from relay.ledger import CANCELLED
 from relay.ledger.agents import PendingOperation, ProcessRow
 from relay.ledger.deliveries import DeliveryFacts
 from relay.ledger.ledger import FileFacts

@@ -304,7 +304,7 @@ def _rolled(state: State, event: events.Rolled) -> None:
     state.modified_at = event.at
 
 
-def _taken_out(state: State, event: events.MessagesEvicted) -> None:
+def _messages_evicted(state: State, event: events.MessagesEvicted) -> None:
     out, state.evicting = state.evicting[: event.count], state.evicting[event.count :]
     removed = state.drop_live([number for number in out if number in state.messages])
     archived = [state.archive.pop(number) for number in out if number in state.archive]
@@ -470,7 +470,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     events.MessagesArchived: _messages_archived,
     events.ArchiveDropped: _archive_dropped,
     events.Rolled: _rolled,
-    events.MessagesEvicted: _taken_out,
+    events.MessagesEvicted: _messages_evicted,
     events.Owed: _owed,
     events.Reminded: _reminded,
     events.OwedNoMore: _owed_no_more,

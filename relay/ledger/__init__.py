@@ -3,8 +3,7 @@
 Here: words of its columns, for commands that read it and need nothing else of this room.
 """
 
-from relay.base.outcomes import CANCELLED as CANCELLED
-from relay.base.outcomes import REMOVED as REMOVED
+from relay.base.outcomes import CANCELLED
 
 OFFERED, IN_CONTEXT, RETURNED = "offered", "in_context", "returned"  # states of an offer
 TAKEN = "taken"  # read_how: the file is in inbox/.read

@@ -15,8 +15,8 @@ from relay.base.clock import NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.home import READ, Home
 from relay.base.names import ORCHESTRATOR
-from relay.base.outcomes import Outcome, is_cancelled
-from relay.ledger import IN_CONTEXT, OFFERED, REMOVED, RETURNED
+from relay.base.outcomes import REMOVED, Outcome, is_cancelled
+from relay.ledger import IN_CONTEXT, OFFERED, RETURNED
 from relay.views.ids import read_file
 
 SAME_ANSWER_NS = 2 * NS_PER_S  # an event and its answer are noted in one turn

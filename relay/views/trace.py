@@ -22,8 +22,7 @@ from relay.base.errors import NotFound, RelayError, UnsafePath
 from relay.base.home import LEDGER, PENDING, Home
 from relay.base.message import ANSWERS, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR
-from relay.base.outcomes import Outcome
-from relay.ledger import REMOVED
+from relay.base.outcomes import REMOVED, Outcome
 from relay.views.ids import messages_in, resolve_id
 
 OFFERS = ("offered", "in_context", "returned")
