@@ -131,6 +131,7 @@ def inbox(
 ) -> int:
     """Show or take the messages in an inbox, by priority, then age.
 
+    A text that is taken has a bar before each line, --json has it as it was sent.
     `relay show ID` prints one of them without taking it, `relay unread` lists those of all agents.
     """
     if (take or follow) and sender:

@@ -58,7 +58,8 @@ def check_is_not_query(root: str, given: str) -> None:
 def show(ctx: click.Context, home: str | None, message_id: str, raw: bool, as_json: bool) -> None:
     """Show a whole message: body, attachments, what became of it, and the answers.
 
-    Reading it this way does not mark it as read. `relay trace ID` shows every step with its time.
+    Reading it this way does not mark it as read. Texts have a bar before each line, --json has them
+    as they were sent. `relay trace ID` shows every step with its time.
     """
     root = root_of(ctx, home)
     if raw:
