@@ -191,6 +191,7 @@ def _read_env(text: str, settings: SpawnSettings) -> dict[str, str] | str:
 
 MASK = "***"
 MOST_ENV = 64 << 10  # characters: what is longer is refused, and taken out unread
+UNREAD = "\0"  # stands for the secrets of that
 # Shorter values are not masked in texts: they occur everywhere by chance.
 LEAST_SECRET = 4
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -212,6 +213,8 @@ class Redacted(NamedTuple):
 
     def clean(self, text: str) -> str:
         """Remove the secrets from a text about the file."""
+        if UNREAD in self.secrets:
+            return f"it is not valid, and its ENV is longer than {MOST_ENV} characters"
         return mask(text, self.secrets)
 
 
@@ -270,7 +273,7 @@ def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = F
         elif within and not (_FIELD.match(line) or (in_header and ":" in line)):
             length += len(line)
             if length > MOST_ENV:
-                secrets.append(line)
+                secrets.append(UNREAD)
             elif line.strip():
                 kept[-1].append(_masked(line, secrets))
         else:
@@ -282,7 +285,7 @@ def _redact(part: bytes, secrets: list[str], *, loose: bool, in_header: bool = F
 def _masked(text: str, secrets: list[str]) -> str:
     """Mask the values of settings; the result is not longer, so no limit is exceeded."""
     if len(text) > MOST_ENV:
-        secrets.append(text)
+        secrets.append(UNREAD)
         return MASK
     shown = []
     for name, value in parse_env(text):

@@ -277,6 +277,7 @@ def test_an_env_that_is_too_long_is_refused_and_taken_out_unread(cwd: Path, betw
     found = redact(message)
     assert found is not None and b"secret49999" not in found.data and len(found.data) < MOST_ENV
     assert redact(found.data) is None
+    assert "secret" not in found.clean("line 3: 'A40000=secret4…' is not a header line")
     assert ask(message.decode()) == f"ENV has {len(env)} characters, at most {MOST_ENV}"
 
 
