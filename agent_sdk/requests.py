@@ -284,7 +284,7 @@ def was_asked(to: str, connect: Callable[[], sqlite3.Connection]) -> Callable[[s
     """
 
     def test(message_id: str, name: str) -> bool:
-        if name in (to, ORCHESTRATOR):
+        if name and name in (to, ORCHESTRATOR):
             return True
         import sqlite3
 

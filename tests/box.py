@@ -9,6 +9,7 @@ box.restart()                          SIGKILL in place, and the next start
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import sqlite3
@@ -51,7 +52,9 @@ def _close_later(watcher: InotifyWatcher) -> None:
 
 
 def open_descriptors() -> list[str]:
-    """The descriptors of this process, when those of watchers that were closed are closed."""
+    """The descriptors of this process, when those of watchers that were closed are closed, and
+    those of what tests before it left."""
+    gc.collect()
     _closing.submit(int).result()
     return sorted(os.listdir("/proc/self/fd"))
 

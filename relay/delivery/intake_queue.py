@@ -11,9 +11,10 @@ most ``MOST_FILES`` of an agent are remembered; its outbox is listed again as so
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -239,3 +240,14 @@ def sort_within_agents(
         places.setdefault(agent_of(item), []).append(item)
     sorted_ = {agent: iter(sorted(mine, key=rank)) for agent, mine in places.items()}
     return [next(sorted_[agent_of(item)]) for item in items]
+
+
+def in_turns(items: Sequence[Item], agent_of: Callable[[Item], str]) -> list[Item]:
+    """The first item of each agent, then the second of each, and so on."""
+    turns: Counter[str] = Counter()
+    keyed: list[tuple[int, Item]] = []
+    for item in items:
+        agent = agent_of(item)
+        keyed.append((turns[agent], item))
+        turns[agent] += 1
+    return [item for _, item in sorted(keyed, key=itemgetter(0))]

@@ -9,6 +9,7 @@ docs/states.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
@@ -30,6 +31,7 @@ from relay.delivery.eventlog import EventLog
 from relay.delivery.execute import PlanExecutor
 from relay.delivery.idle import IdleNotices
 from relay.delivery.intake import Intake
+from relay.delivery.intake_queue import in_turns
 from relay.delivery.limits import ReplyLoops
 from relay.delivery.notifications import Notifier, Reminders
 from relay.delivery.plan import plan_file
@@ -54,6 +56,7 @@ from relay.engine.checkpoint import Flusher
 from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
 
+_AGENT = attrgetter("file.agent")
 BATCH_NS = 250 * NS_PER_MS  # of files, in one turn: what is left gives way to other agents
 PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
@@ -276,7 +279,7 @@ class Dispatcher:
         return asked
 
     def drain(self) -> None:
-        """Finish everything in progress and write the store, before a stop."""
+        """Write what is done, and the store, before a stop; a start goes on with the rest."""
         self._event_source.flush_reads()
         self._ledger_writer.record_counts(include_recent=True)
         self._events.commit()
@@ -289,7 +292,9 @@ class Dispatcher:
 
     def _screen(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
         """Files that can be planned now; those whose attachments are not read yet are deferred."""
-        ready, waiting, failed = self._validator.screen(dirs, batch)
+        ready, later, waiting, failed = self._validator.screen(dirs, batch)
+        for file in (inbound.file for inbound in later):
+            self._intake.add(file.agent, file.file_name, renamed=True, counted=True)
         for inbound, reason, attempts in failed:
             self._retry_later(inbound, reason, attempts)
         due = self._clock.monotonic_ns() + RECHECK_NS
@@ -300,13 +305,13 @@ class Dispatcher:
     def _process(self, dirs: Dirs, batch: list[Inbound]) -> None:
         """Take files through every stage, a limited number of journal bytes at a time.
 
-        Those come last for which the batch before had no time: they are of agents with many.
+        With those for which the batch before had no time agents take turns.
         """
         self._batch_ends_ns = self.metrics.begin("claim") + BATCH_NS
         claimed = self._claimer.claim(dirs, batch)
         self._mark_senders_active(claimed)
-        claimed += self._left
-        self._left = []
+        if self._left:
+            claimed, self._left = in_turns([*claimed, *self._left], _AGENT), []
         part: list[Inbound] = []
         part_bytes = 0
         for number, inbound in enumerate(claimed):
@@ -356,7 +361,8 @@ class Dispatcher:
         everybody = self._statuses.directory()
         for number, inbound in enumerate(part):
             if number and self._clock.monotonic_ns() > self._batch_ends_ns:
-                self._left = part[number:]
+                # what was left in .pending has no row: the next scan finds it
+                self._left = [one for one in part[number:] if one.file.place == OUTBOX]
                 return
             if inbound.row is not Row.REPEATED or not self._is_known(inbound):
                 inbound = self._validator.validate(inbound)
@@ -484,8 +490,7 @@ class Dispatcher:
     def _next_due(self, sources_due_ns: int | None, *, is_paused: bool) -> int:
         times = [self._events.due_ns(), self._flusher.next_ns, self._roller.due_ns()]
         if not is_paused:
-            times += [0] if self._left else []
-            times += [self._intake.due_ns(), self._reports.due_ns()]
+            times += [0 if self._left else self._intake.due_ns(), self._reports.due_ns()]
         due = [at for at in (sources_due_ns, *times) if at is not None]
         return min([self._event_source.due_ns(), *due])
 

@@ -67,30 +67,40 @@ class Validator:
 
     def screen(
         self, dirs: Dirs, batch: list[Inbound]
-    ) -> tuple[list[Inbound], list[Inbound], list[tuple[Inbound, str, int]]]:
-        """Register new keys of the senders; (files ready, files whose attachments are being read,
-        files with one that cannot be read: why, and for how many times by now)."""
+    ) -> tuple[list[Inbound], list[Inbound], list[Inbound], list[tuple[Inbound, str, int]]]:
+        """Register new keys of the senders; (files ready, files for the next batch as this one may
+        not read so many attachments, files whose attachments are being read beside the loop, files
+        with one that cannot be read: why, and for how many times by now)."""
         senders = dict.fromkeys([inbound.file.agent for inbound in batch])
         self._keys.register_new(
             [(name, self._roster.meta(dirs, name).public_key) for name in senders]
         )
         self._verifier.left_bytes = attachments.BATCH_BYTES
         ready: list[Inbound] = []
+        later: list[Inbound] = []
+        late: set[str] = set()  # their senders: the order of their files stays
         waiting: list[Inbound] = []
         failed: list[tuple[Inbound, str, int]] = []
         for inbound in batch:
+            if inbound.file.agent in late:
+                later.append(inbound)
+                continue
             try:
-                (ready if self._is_read(dirs, inbound) else waiting).append(inbound)
+                is_read = self._is_read(dirs, inbound)
+                if is_read is None:
+                    late.add(inbound.file.agent)
+                (later if is_read is None else ready if is_read else waiting).append(inbound)
                 if self._failures:
                     self._failures.pop(inbound.file.key, None)
             except OSError as exc:
                 key = inbound.file.key
                 self._failures[key] = self._failures.get(key, 0) + 1
                 failed.append((inbound, f"cannot read an attachment: {exc}", self._failures[key]))
-        return ready, waiting, failed
+        return ready, later, waiting, failed
 
-    def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool:
-        """False while an attachment is being read; an invalid one is noted. Errors: OSError."""
+    def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool | None:
+        """False while an attachment is being read, None if it is to be read with the next batch; an
+        invalid one is noted. Errors: OSError."""
         file, message = inbound.file, inbound.message
         self._invalid.pop(file.key, None)
         if message is None or not message.attachments:
@@ -101,7 +111,7 @@ class Validator:
                 self._invalid[file.key] = (reference, found)
                 return True
             if not found:
-                return False
+                return found
         return True
 
     def validate(self, inbound: Inbound) -> Inbound:
@@ -117,7 +127,7 @@ class Validator:
             return _refused(inbound, kind, file.path, refusal)
         if not self._invalid or file.key not in self._invalid:
             return inbound
-        reference, wrong = self._invalid[file.key]
+        reference, wrong = self._invalid.pop(file.key)
         if wrong.kind is not None:
             self._to_set_aside.append(reference)
         return _refused(

@@ -5,7 +5,7 @@ room. Never one with an open delivery, an answer that is owed, or a dead letter.
 message stays in the store's file and can be queried; ``drop`` deletes it.
 
 Memory: a new message is refused with StoreFull at ``limits.active_messages``, and in a relay where
-half of these are its sender's. Disk: a warning at
+few have room and half of these are its sender's. Disk: a warning at
 ``limits.warn_bytes``, StoreCapacity from ``limits.reserve_bytes`` below ``limits.file_bytes`` on.
 Answers are accepted up to the limits of the file, because without them no message would become
 final.
@@ -72,7 +72,7 @@ class Archives:
         self.is_near_full = False  # the file reaches its warning limit
         self._sent_in_file = 0  # ``state.bytes_sent`` as that file has it
         self._active: Counter[str] = Counter()  # active messages by sender, as counted last
-        self._count_again_at = 0  # ``state.messages_sent`` at the next count
+        self._counted = (0, 0)  # ``state.messages_sent`` and the active messages then
         self._scans_to_skip: dict[int, int] = {}  # channel -> looks at its retention to be skipped
         # ``state.bytes_sent`` below which no limit but that of memory is near
         self._roomy_until = 0
@@ -222,7 +222,7 @@ class Archives:
             is_answer = message.message_type in rules.ANSWERS
             self._check_limits(size, is_answer)
             if self._core.rules.by_files and not is_answer:
-                self._check_share(message.sender)
+                self._check_share(message)
         if channel.config.retention.kind is not RetentionKind.FOREVER:
             self.retain_in(channel, 1, len(message.content))
 
@@ -250,18 +250,25 @@ class Archives:
         room = min(until - self.used_bytes(), (limits.messages - kept) * RECORD_BYTES)
         self._roomy_until = state.bytes_sent + room - RECORD_BYTES
 
-    def _check_share(self, sender: str) -> None:
-        """Check that one sender has less than half of all active messages. Errors: StoreFull."""
-        state, most = self.state, self._core.limits.active_messages // 2
-        if len(state.messages) < most or sender == ORCHESTRATOR:
+    def _check_share(self, message: Message) -> None:
+        """Check, where few have room, that a sender has less than half of all active messages.
+
+        Final ones are rolled before there are so many. Errors: StoreFull.
+        """
+        state, limit = self.state, self._core.limits.active_messages
+        sender, to = message.sender, (message.metadata or {}).get("to")
+        if len(state.messages) * 4 < limit * 3 or ORCHESTRATOR in (sender, to):
             return
-        if state.messages_sent >= self._count_again_at:  # seldom: it looks at every message
-            self._active = Counter(message.sender for message in state.messages.values())
-            self._count_again_at = state.messages_sent + most // 50
-        if self._active[sender] >= most:
+        now = (state.messages_sent, len(state.messages))
+        if now[0] >= self._counted[0] + limit // 100 or (
+            self._active[sender] * 2 >= limit and now != self._counted
+        ):  # seldom: it looks at every message
+            self._active = Counter(one.sender for one in state.messages.values())
+            self._counted = now
+        if self._active[sender] * 2 >= limit:
             raise StoreFull(
                 f"the store has {self._active[sender]} active messages of {sender}, "
-                f"half of its limit of {self._core.limits.active_messages}"
+                f"half of its limit of {limit}"
             )
 
 

@@ -28,7 +28,10 @@ _SHOWN_PATTERN = 150  # characters of a pattern in an error
 _RE2 = re2.Options()
 _RE2.never_capture = True  # capturing groups makes RE2 slow on long texts
 _RE2.log_errors = False
-_RE2.max_mem = 2 << 20  # 20 us a byte at most; a usual pattern takes some nanoseconds
+_BOUNDED = re2.Options()  # of new filters: 20 us a byte at most; a usual one takes nanoseconds
+_BOUNDED.never_capture = True
+_BOUNDED.log_errors = False
+_BOUNDED.max_mem = 2 << 20
 # A pattern without these is a plain text, and matches no replaced invalid byte.
 _NOT_PLAIN = frozenset("\\^$.|?*+()[]{}\ufffd")
 
@@ -62,7 +65,7 @@ def check_filter(wanted: MessageFilter) -> MessageFilter:
     if wanted.topic_pattern is not None:
         rules.match_mode(wanted.topic_pattern)
     if wanted.content_pattern is not None:
-        compile_pattern(wanted.content_pattern)
+        compile_pattern(wanted.content_pattern, _BOUNDED)
     return MessageFilter(**values)
 
 
@@ -94,14 +97,14 @@ def make_predicate(wanted: MessageFilter) -> Callable[[Message], bool]:
     return matches
 
 
-def compile_pattern(pattern: str) -> re2._Regexp[bytes]:
+def compile_pattern(pattern: str, options: re2.Options = _RE2) -> re2._Regexp[bytes]:
     """The compiled content pattern, for UTF-8: the binding is slower on texts.
 
     Errors: ValidationFailed for an invalid pattern, for what RE2 does not support (look-around,
     back references), and for one that is too large.
     """
     try:
-        return re2.compile(pattern.encode(), _RE2)
+        return re2.compile(pattern.encode(), options)
     except (re2.error, UnicodeEncodeError) as exc:
         reason = exc.args[0].decode(errors="replace") if isinstance(exc, re2.error) else str(exc)
         shown = pattern if len(pattern) <= _SHOWN_PATTERN else pattern[:_SHOWN_PATTERN] + "…"

@@ -90,8 +90,9 @@ class AttachmentVerifier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool:
-        """True: verified. False: it is still being read by the thread, ask again.
+    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool | None:
+        """True: verified. False: a large one is still being read, ask again. None: ask again in
+        another batch, this one may read no more.
 
         ``agent``: the sender that refers to it, and waits.
         """
@@ -116,7 +117,10 @@ class AttachmentVerifier:
             )
         with self._lock:
             found = self._known.get(key)
-            if found is None and size > min(AT_ONCE_BYTES, self.left_bytes):
+            if found is None and self.left_bytes < size <= AT_ONCE_BYTES:
+                os.close(fd)
+                return None
+            if found is None and size > AT_ONCE_BYTES:
                 self._begin(key, fd, agent)
                 return False
         try:

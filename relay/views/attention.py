@@ -74,7 +74,7 @@ SELECT d.message_id, d.recipient, m.agent_name, d.last_error,
               AND a.recipient = d.recipient AND a.new_status = 'dead'),
              d.written_at, d.staged_at) AS at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
-WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY d.written_at DESC LIMIT ?"""
+WHERE d.state = 'dead' AND d.discarded_at IS NULL ORDER BY at DESC LIMIT ?"""
 _REFUSED = """
 SELECT d.message_id, d.recipient, d.written_at
 FROM deliveries AS d JOIN messages AS m USING (message_id)
@@ -208,8 +208,17 @@ def _of_messages(home: Home, now_ns: int) -> Iterator[Item]:
         yield Item(f"held:{recipient}", "held", at, recipient, what, command, message_id)
 
     for agent, count, at, why, message_id in waiting:
+        if not _has_files(home, agent):
+            continue  # their sender took them back: a start of the relay notes it
         what = f"{plural(count, 'message')} in its outbox: {why}"
         yield Item(f"waits:{agent}", "waits", at, agent, what, f"relay trace {message_id}")
+
+
+def _has_files(home: Home, agent: str) -> bool:
+    with contextlib.suppress(OSError):
+        names = os.listdir(home.path("agents", agent, "outbox"))
+        return any(name.endswith(MSG_SUFFIX) for name in names)
+    return False
 
 
 def _dead_letter(message_id: str, rows: list[sqlite3.Row], now_ns: int) -> Item:

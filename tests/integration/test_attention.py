@@ -254,14 +254,18 @@ def test_many_questions_of_one_hide_nobody_elses(box: Box, monkeypatch: pytest.M
 
 @pytest.mark.box("alice", "bob", config=Config(store=StoreSettings(active_messages=2)))
 def test_what_waits_in_an_outbox_although_a_relay_runs(box: Box) -> None:
-    first, *_ = [box.send("alice", "TO: bob\nKIND: command\n\ngo") for _ in range(3)][1:]
+    first, *_ = [box.send("alice", "TO: bob\nKIND: command\n\ngo") for _ in range(4)][2:]
     now_ns = box.clock.now_ns()
     with Home(str(box.root)) as home:
         assert [row for row in attention(home, now_ns=now_ns) if row.kind == "waits"] == []
         (row,) = [row for row in attention(home, now_ns=now_ns + 10**12) if row.kind == "waits"]
     assert (row.who, row.command) == ("alice", f"relay trace {first}")
-    why = "the store has 1 active messages of alice, half of its limit of 2"
+    why = "the store has 2 active messages, its limit is 2"
     assert row.what == f"2 messages in its outbox: {why}"
+    for path in box.path("agents", "alice", "outbox").glob("*.msg"):
+        path.unlink()  # taken back
+    with Home(str(box.root)) as home:
+        assert [row for row in attention(home, now_ns=now_ns + 10**12) if row.kind == "waits"] == []
 
 
 def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:

@@ -153,7 +153,11 @@ def test_what_takes_long_gives_way_to_another_agent(
     else:
         box.tick()
         assert {*box.inbox("bob")} == {*many[:3], other}
+        second = box.drop("carol", "TO: bob\n\nnot behind all of alice's")
+        box.tick()
+        assert {*box.inbox("bob")} == {*many[:4], other, second}
+        box.take("bob", second)
     box.tick(6)
     assert box.outbox("alice") == [] and {*box.inbox("bob")} == {*many, last, other}
     written = [row[0] for row in box.sql("SELECT message_id FROM deliveries ORDER BY written_at")]
-    assert [one for one in written if one != other] == [*many, last]
+    assert [one for one in written if one in {*many, last}] == [*many, last]
