@@ -87,8 +87,10 @@ FROM (
     WHERE message_type IN ('command', 'query') AND status IN ('completed', 'archived')
         AND checksum IS NOT NULL AND agent_name <> '__orchestrator__'
         AND target <> '__orchestrator__' AND NOT EXISTS (
-            SELECT 1 FROM ledger_deliveries AS d
-            WHERE d.message_id = m.message_id AND state = 'expired' AND read_at IS NULL)
+            SELECT 1 FROM (
+                SELECT message_id AS nobodys FROM ledger_deliveries GROUP BY message_id
+                HAVING bool_and(state = 'expired' AND read_at IS NULL)) AS d
+            WHERE nobodys = m.message_id)
     WINDOW same AS (PARTITION BY agent_name, target, message_type, checksum ORDER BY id))
 WHERE abs(apart_ms) <= 60000
 
