@@ -132,17 +132,7 @@ class Session:
             stack.callback(self._close_executors)
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
             self.dispatcher = self._make_dispatcher(config, executors.flush)
-            self.housekeeper = Housekeeper(
-                home,
-                ledger,
-                config,
-                clock,
-                keeper,
-                log,
-                lost_ns=store.deliveries.downtime_ns,
-                pause_s=executors.pause_s,
-                wake=wake,
-            )
+            self.housekeeper = self._make_housekeeper(config, executors)
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
             self._search = SearchFiller(
                 home, config, clock, self.opened.key, executors.search, log, wake
@@ -175,6 +165,19 @@ class Session:
             metrics=self.status.metrics,
             clock=self.clock,
             log=self._log,
+        )
+
+    def _make_housekeeper(self, config: Config, executors: Executors) -> Housekeeper:
+        return Housekeeper(
+            self.home,
+            self.ledger,
+            config,
+            self.clock,
+            executors.keeper,
+            self._log,
+            lost_ns=self.opened.store.deliveries.downtime_ns,
+            pause_s=executors.pause_s,
+            wake=self.watcher.wake,
         )
 
     def begin(self) -> None:
