@@ -19,6 +19,7 @@ from relay.base.home import META, Dirs, Home
 from relay.base.names import LEAD, lead_by_name
 from relay.base.watcher import Watcher
 
+LONG_LOOK_S = 0.005  # of CPU: some 200 agents
 LOOK_FACTOR = 20  # nobody has the role of the lead: believed for so many times a look at all
 LIMIT_ADVICE = "raise fs.inotify.max_user_watches (two watches an agent)"
 
@@ -134,13 +135,14 @@ class Roster:
             known = self._known_lead
             if known in self.agents and self.meta(dirs, known or "").role == LEAD:
                 return known  # asked again for each message: one look, not one an agent
-            begin = time.monotonic()
-            if begin < self._no_lead_until:
+            if time.monotonic() < self._no_lead_until:
                 return None
+            begin = time.thread_time()  # a busy machine makes no look longer
             leads = [name for name in self.agents if self.meta(dirs, name).role == LEAD]
         self._known_lead = min(leads, default=None)
-        if not leads:
-            self._no_lead_until = begin + LOOK_FACTOR * (time.monotonic() - begin)
+        cost_s = time.thread_time() - begin
+        if not leads and cost_s > LONG_LOOK_S:
+            self._no_lead_until = time.monotonic() + LOOK_FACTOR * cost_s
         return self._known_lead
 
     def trusted_lead(self) -> str | None:

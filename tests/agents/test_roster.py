@@ -65,15 +65,17 @@ def test_another_directory_in_the_place_of_one_is_an_agent_that_appears(
 def test_that_nobody_is_the_lead_is_believed_for_twenty_looks(
     opened: Home, roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = [0.0]
+    now_s, spent_s = [0.0], [0.0]
 
-    def monotonic() -> float:  # a look takes half a second, as where agents are many
-        now_s[0] += 0.5
-        return now_s[0]
+    def thread_time() -> float:  # a look takes half a second, as where agents are many
+        spent_s[0] += 0.5
+        return spent_s[0]
 
-    monkeypatch.setattr(roster_module.time, "monotonic", monotonic)
+    monkeypatch.setattr(roster_module.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(roster_module.time, "thread_time", thread_time)
     assert roster.lead() is None
     Path(opened.path("agents", "bob", "meta.json")).write_text('{"role": "lead"}')
-    assert roster.lead() is None and now_s[0] == 1.5  # nothing was looked at
-    now_s[0] = 10.5
+    now_s[0] = 9.9
+    assert roster.lead() is None and spent_s[0] == 1.0  # nothing was looked at
+    now_s[0] = 10
     assert roster.lead() == "bob"
