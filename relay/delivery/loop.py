@@ -239,9 +239,8 @@ class Dispatcher:
             begin("read")
             paused = bool(self.pauses)
             if not paused:
-                self._reports.take(
-                    dirs
-                )  # first: nothing that a session is being shown is taken back
+                # first: nothing that a session is being shown is taken back
+                self._reports.take(dirs)
                 senders = {inbound.file.agent for inbound in self._left}
                 batch = self._intake.read_batch(dirs, self._config.limits.batch_files, senders)
                 if batch or self._left:

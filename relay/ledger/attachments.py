@@ -81,9 +81,8 @@ class AttachmentVerifier:
     def __init__(self, limits: LimitSettings) -> None:
         self._most_mib = limits.max_attachment_mib
         self._known: OrderedDict[Key, str] = OrderedDict()  # -> the SHA-256 found
-        self.left_bytes = (
-            0  # that the loop may still hash in its batch; the thread reads what is more
-        )
+        # that the loop may still hash in its batch; the thread reads what is more
+        self.left_bytes = 0
         self._reading: dict[Key, _LargeFile] = {}
         # agent -> attachments that it waits for, oldest first
         self._turns: dict[str, dict[Key, None]] = {}
