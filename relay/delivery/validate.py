@@ -40,7 +40,12 @@ from relay.delivery.intake_queue import FileKey
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
 from relay.engine.engine import Engine
 from relay.ledger import attachments
-from relay.ledger.attachments import AttachmentProblem, AttachmentVerifier, set_aside
+from relay.ledger.attachments import (
+    AttachmentProblem,
+    AttachmentState,
+    AttachmentVerifier,
+    set_aside,
+)
 from relay.ledger.ledger import FileFacts, Ledger, MessageRow
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
@@ -86,10 +91,14 @@ class Validator:
                 later.append(inbound)
                 continue
             try:
-                is_read = self._is_read(dirs, inbound)
-                if is_read is None:
+                state = self._attachments_of(dirs, inbound)
+                if state is AttachmentState.VERIFIED:
+                    ready.append(inbound)
+                elif state is AttachmentState.LATER:
                     late.add(inbound.file.agent)
-                (later if is_read is None else ready if is_read else waiting).append(inbound)
+                    later.append(inbound)
+                else:
+                    waiting.append(inbound)
                 if self._failures:
                     self._failures.pop(inbound.file.key, None)
             except OSError as exc:
@@ -98,21 +107,20 @@ class Validator:
                 failed.append((inbound, f"cannot read an attachment: {exc}", self._failures[key]))
         return ready, later, waiting, failed
 
-    def _is_read(self, dirs: Dirs, inbound: Inbound) -> bool | None:
-        """False while an attachment is being read, None if it is to be read with the next batch; an
-        invalid one is noted. Errors: OSError."""
+    def _attachments_of(self, dirs: Dirs, inbound: Inbound) -> AttachmentState:
+        """How far its attachments are verified; an invalid one is noted. Errors: OSError."""
         file, message = inbound.file, inbound.message
         self._invalid.pop(file.key, None)
         if message is None or not message.attachments:
-            return True
+            return AttachmentState.VERIFIED
         for reference in dict.fromkeys(message.attachments):
             found = self._verifier.check(dirs, reference, file.agent)
             if isinstance(found, AttachmentProblem):
                 self._invalid[file.key] = (reference, found)
-                return True
-            if not found:
+                break
+            if found is not AttachmentState.VERIFIED:
                 return found
-        return True
+        return AttachmentState.VERIFIED
 
     def validate(self, inbound: Inbound) -> Inbound:
         """Refuse it if its signature or an attachment is invalid."""

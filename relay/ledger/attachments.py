@@ -18,6 +18,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
 from typing import NamedTuple
 
 from relay.base import fsio
@@ -73,6 +74,14 @@ class _LargeFile:
         return False
 
 
+class AttachmentState(Enum):
+    """How far an attachment is verified."""
+
+    VERIFIED = "verified"
+    READING = "reading"  # a large one, beside the loop: ask again
+    LATER = "later"  # this batch may read no more: ask again in another
+
+
 class AttachmentVerifier:
     """Verifies attachments and caches the results. Owned by the loop; a thread of its own reads
     large ones, and ends when nothing is left. Agents that wait take turns there, so that one with
@@ -89,9 +98,8 @@ class AttachmentVerifier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentProblem | bool | None:
-        """True: verified. False: a large one is still being read, ask again. None: ask again in
-        another batch, this one may read no more.
+    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentState | AttachmentProblem:
+        """How far it is verified, or why it is invalid. Errors: OSError.
 
         ``agent``: the sender that refers to it, and waits.
         """
@@ -118,10 +126,10 @@ class AttachmentVerifier:
             found = self._known.get(key)
             if found is None and self.left_bytes < size <= AT_ONCE_BYTES:
                 os.close(fd)
-                return None
+                return AttachmentState.LATER
             if found is None and size > AT_ONCE_BYTES:
                 self._begin(key, fd, agent)
-                return False
+                return AttachmentState.READING
         try:
             if found is None:
                 self.left_bytes -= size
@@ -130,7 +138,7 @@ class AttachmentVerifier:
         finally:
             os.close(fd)
         if found == digest:
-            return True
+            return AttachmentState.VERIFIED
         return AttachmentProblem(
             f"ATTACHMENT {reference}: the stored file has the SHA-256 {found}; "
             "it was set aside, store the right one and send again",
