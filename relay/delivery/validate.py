@@ -108,7 +108,7 @@ class Validator:
         return ready, later, waiting, failed
 
     def _attachments_of(self, dirs: Dirs, inbound: Inbound) -> AttachmentState:
-        """How far its attachments are verified; an invalid one is noted. Errors: OSError."""
+        """Verify its attachments; an invalid one is noted. Errors: OSError."""
         file, message = inbound.file, inbound.message
         self._invalid.pop(file.key, None)
         if message is None or not message.attachments:

@@ -75,7 +75,7 @@ class _LargeFile:
 
 
 class AttachmentState(Enum):
-    """How far an attachment is verified."""
+    """The progress of an attachment's verification."""
 
     VERIFIED = "verified"
     READING = "reading"  # a large one, beside the loop: ask again
@@ -99,7 +99,7 @@ class AttachmentVerifier:
         self._thread: threading.Thread | None = None
 
     def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentState | AttachmentProblem:
-        """How far it is verified, or why it is invalid. Errors: OSError.
+        """Verify it, or have the thread do so; its state, or why it is invalid. Errors: OSError.
 
         ``agent``: the sender that refers to it, and waits.
         """
