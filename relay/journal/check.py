@@ -258,9 +258,9 @@ def _open(path: str) -> tuple[SegmentSource, int]:
     if not path.endswith(WARM_SUFFIX):
         file = FileSource(path)
         return file, file.size()
-    from relay.journal.warm import Dictionaries, WarmSegment
+    from relay.journal.warm import WarmSegment
 
-    warm = WarmSegment(path, Dictionaries(os.path.dirname(path)))
+    warm = WarmSegment(path)
     return warm, warm.size
 
 

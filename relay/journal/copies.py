@@ -9,9 +9,7 @@ the number of its records. Before an upload the store is asked for it (a crash m
 the object was complete), afterwards it is verified, and only then is it recorded.
 
     {stream_id:020d}/{segment_id:020d}.seg.zst           the Tier 1 file
-    {stream_id:020d}/dict-{id:010d}.zdict                 before the first segment that needs it;
-                                                          never deleted: it is small, and its
-                                                          references are not counted
+    {stream_id:020d}/dict-{id:010d}.zdict                 of files that earlier versions made
 """
 
 from __future__ import annotations
@@ -31,12 +29,7 @@ from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import MAX_ETAG_BYTES, Field, ManifestType, Reason
 from relay.journal.objects import ObjectFacts, ObjectStore
 from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path
-from relay.journal.warm import (
-    Dictionaries,
-    WarmSegment,
-    decode_dictionary,
-    dictionary_name,
-)
+from relay.journal.warm import WarmSegment, dictionary_name, dictionary_of
 
 _SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
 _WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
@@ -53,7 +46,6 @@ class LocalCopies:
         if not os.path.isdir(self.folder):
             fsio.ensure_dir(self.folder)
             fsio.sync_dir(stream_dir)
-        self.dictionaries = Dictionaries(self.folder)
 
     def tier0(self, entry: SegmentEntry) -> str:
         """The path of the segment in Tier 0."""
@@ -90,9 +82,7 @@ class LocalCopies:
         self.record(ManifestType.CompressionStarted, entry, job_id=job_id)
         failed = ManifestType.CompressionFailed
         try:
-            size, dictionary_id = warm.compress(
-                path, self.tier1(entry), segment_check(entry, path), self.dictionaries
-            )
+            size = warm.compress(path, self.tier1(entry), segment_check(entry, path))
         except FileNotFoundError as exc:
             self.record_failure(failed, entry, reason_code=Reason.CODEC)
             raise FormatError(path, 0, f"{entry.file_bytes} bytes", "no such file") from exc
@@ -102,9 +92,9 @@ class LocalCopies:
         except OSError:
             self.record_failure(failed, entry, reason_code=Reason.TRANSIENT)
             raise
-        self._record_compressed(entry, size, dictionary_id)
+        self._record_compressed(entry, size)
 
-    def _record_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int) -> None:
+    def _record_compressed(self, entry: SegmentEntry, size: int, dictionary_id: int = 0) -> None:
         kind = ManifestType.CompressionDone
         self.record(kind, entry, compressed_bytes=size, dictionary_id=dictionary_id)
 
@@ -114,7 +104,7 @@ class LocalCopies:
         Errors: FormatError, IntegrityError, FileNotFoundError.
         """
         path = self.tier1(entry)
-        with WarmSegment(path, self.dictionaries) as opened:
+        with WarmSegment(path) as opened:
             return segment_check(entry, path).verify(opened.pieces())
 
     def restore(self, entry: SegmentEntry, source: str = "") -> None:
@@ -124,7 +114,7 @@ class LocalCopies:
         """
         source, target = source or self.tier1(entry), self.tier0(entry)
         check = segment_check(entry, source)
-        with WarmSegment(source, self.dictionaries) as opened, NewFile(target) as file:
+        with WarmSegment(source) as opened, NewFile(target) as file:
             for piece in opened.pieces():
                 check.feed(piece)
                 file.write(piece)
@@ -167,13 +157,12 @@ class LocalCopies:
                     remove(path)
                 elif entry is not None and entry.sealed and not entry.residency & tier:
                     self._adopt(entry, tier, path)
-        self.remove_unused_dictionaries()
 
     def _adopt(self, entry: SegmentEntry, tier: Residency, path: str) -> None:
         try:
             if tier is Residency.TIER1:
                 self.verify_warm(entry)
-                with WarmSegment(path, self.dictionaries) as opened:
+                with WarmSegment(path) as opened:
                     dictionary_id = opened.dictionary_id
                 self._record_compressed(entry, size_of(path) or 0, dictionary_id)
             else:
@@ -194,13 +183,6 @@ class LocalCopies:
 
     def _check_file(self, entry: SegmentEntry, path: str) -> None:
         segment_check(entry, path).verify(pieces(path))
-
-    def remove_unused_dictionaries(self) -> None:
-        """Remove dictionaries that no segment needs, except the newest."""
-        needed = {entry.dictionary_id for entry in self.manifest.entries()}
-        for dictionary_id in self.dictionaries.ids()[:-1]:
-            if dictionary_id not in needed:
-                remove(self.dictionaries.path(dictionary_id))
 
 
 def _read_all(entry: SegmentEntry, path: str) -> None:
@@ -246,8 +228,7 @@ class RemoteCopies:
         try:
             footer = copies.verify_warm(entry)
             if entry.dictionary_id:
-                path = copies.dictionaries.path(entry.dictionary_id)
-                self._put(self._dictionary_key(entry.dictionary_id), path, {})
+                self._put(*self._dictionary(entry.dictionary_id), {})
             etag = self._put(key, copies.tier1(entry), _metadata(entry, footer))
         except ObjectError as exc:
             kind = ManifestType.UploadFailed
@@ -292,11 +273,13 @@ class RemoteCopies:
         path = self._copies.tier1(entry) + FETCHED
         self._get(self.key(entry), path)
         try:
-            needed = WarmSegment.dictionary_of(path)
-            if needed:
-                self._get_dictionary(needed)
+            needed = dictionary_of(path)
         except FormatError as exc:
             raise self._wrong(self.key(entry), "zstd frames", str(exc)) from exc
+        if needed:
+            key, dictionary = self._dictionary(needed)
+            if not os.path.exists(dictionary):
+                self._get(key, dictionary)
         return path
 
     def delete(self, entry: SegmentEntry) -> None:
@@ -307,8 +290,10 @@ class RemoteCopies:
         self.objects.delete(key)
         self._copies.record(ManifestType.Tier2Deleted, entry, key=key)
 
-    def _dictionary_key(self, dictionary_id: int) -> str:
-        return f"{self._prefix}/{dictionary_name(dictionary_id)}"
+    def _dictionary(self, dictionary_id: int) -> tuple[str, str]:
+        """Key and path of a dictionary that an earlier version compressed segments with."""
+        name = dictionary_name(dictionary_id)
+        return f"{self._prefix}/{name}", os.path.join(self._copies.folder, name)
 
     def _put(self, key: str, path: str, metadata: dict[str, str]) -> str:
         """Upload a file unless it exists; the ETag. Errors: ObjectConflict for other content."""
@@ -349,17 +334,6 @@ class RemoteCopies:
             if found != expected:
                 raise self._wrong(key, expected, found)
             file.commit()
-
-    def _get_dictionary(self, dictionary_id: int) -> None:
-        path = self._copies.dictionaries.path(dictionary_id)
-        if os.path.exists(path):
-            return
-        fetched = path + FETCHED
-        self._get(self._dictionary_key(dictionary_id), fetched)
-        try:
-            self._copies.dictionaries.add(decode_dictionary(b"".join(pieces(fetched)), fetched))
-        finally:
-            remove(fetched)
 
     def _missing(self, key: str) -> ObjectError:
         return ObjectMissing(f"{self.objects.url}/{key}: no such object", Reason.MISSING)

@@ -196,7 +196,7 @@ class Tiers:
         self._read_ns[entry.segment_id] = self._clock.monotonic_ns()
         if entry.residency & Residency.TIER1:
             try:
-                return WarmSegment(self._copies.tier1(entry), self._copies.dictionaries)
+                return WarmSegment(self._copies.tier1(entry))
             except (FormatError, FileNotFoundError) as exc:
                 self._warn(f"{exc}: reading another copy of segment {entry.segment_id}")
         elif entry.segment_id in self._manifest.catalog.deleting:
@@ -368,8 +368,6 @@ class Tiers:
             if entry.residency & tier:
                 self._copies.evict(entry, tier)
         self._read_ns.pop(entry.segment_id, None)
-        if entry.dictionary_id:
-            self._copies.remove_unused_dictionaries()
 
     def _hydrate(self, entry: SegmentEntry) -> None:
         copies, has = self._copies, entry.residency

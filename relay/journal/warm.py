@@ -1,4 +1,4 @@
-"""Tier 1: a sealed segment as zstd frames of at most 64 KiB each, and their dictionaries.
+"""Tier 1: a sealed segment as zstd frames of at most 64 KiB each.
 
 One record is read by decompressing one or two frames. No index is needed: each frame's header has
 its length, and walking the frames of 64 MiB takes some ten milliseconds, once per file. Each frame
@@ -6,18 +6,14 @@ has its size and a checksum. A segment counts as compressed once the file was re
 the segment, byte for byte.
 
     warm/{segment_id:020d}.seg.zst     frame · frame · …   (`zstd -d` decompresses it)
-    warm/dict-{id:010d}.zdict          where one makes the files smaller   (`zstd -d -D`)
-
-A dictionary is trained from one segment, never changed or overwritten, and kept while a segment
-needs it; its id is in each frame that was compressed with it.
+    warm/dict-{id:010d}.zdict          of files that earlier versions made   (`zstd -d -D`)
 """
 
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from relay.base import fsio
@@ -32,95 +28,6 @@ else:
     except ImportError:
         from backports import zstd
 
-DICTIONARY_BYTES = 64 << 10  # a larger one has no measurable gain on frames of 64 KiB
-SAMPLE_BYTES = 4 << 10  # of records as they are in the segment, headers included
-MIN_GAIN = 0.03  # of the file's size, to justify one more file
-
-_NAME = re.compile(r"dict-([0-9]{10})\.zdict")
-
-
-def dictionary_name(dictionary_id: int) -> str:
-    """``dict-0123456789.zdict``."""
-    return f"dict-{dictionary_id:010d}.zdict"
-
-
-class Dictionaries:
-    """The dictionaries of one ``warm`` folder, loaded on first use."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._loaded: dict[int, zstd.ZstdDict] = {}
-
-    def path(self, dictionary_id: int) -> str:
-        """The path of a dictionary."""
-        return os.path.join(self.folder, dictionary_name(dictionary_id))
-
-    def ids(self) -> list[int]:
-        """The ids of the existing dictionaries; the newest last."""
-        with os.scandir(self.folder) as entries:
-            found = [
-                (entry.stat().st_mtime_ns, int(match[1]))
-                for entry in entries
-                if (match := _NAME.fullmatch(entry.name))
-            ]
-        return [dictionary_id for _, dictionary_id in sorted(found)]
-
-    def get(self, dictionary_id: int, needed_by: str) -> zstd.ZstdDict:
-        """Load a dictionary; ``needed_by``: the file that refers to it.
-
-        Errors: FormatError when it is missing, damaged, or another one.
-        """
-        known = self._loaded.get(dictionary_id)
-        if known is not None:
-            return known
-        path = self.path(dictionary_id)
-        try:
-            content = b"".join(pieces(path))
-        except FileNotFoundError:
-            expected = f"its dictionary {dictionary_id} as {path}"
-            raise FormatError(needed_by, 0, expected, "no such file") from None
-        loaded = decode_dictionary(content, path)
-        if loaded.dict_id != dictionary_id:
-            raise FormatError(path, 4, f"dictionary {dictionary_id}", loaded.dict_id)
-        self._loaded[dictionary_id] = loaded
-        return loaded
-
-    def add(self, dictionary: zstd.ZstdDict) -> None:
-        """Store a new dictionary, durably, before a segment uses it."""
-        if dictionary.dict_id not in self._loaded:
-            with NewFile(self.path(dictionary.dict_id)) as file:
-                file.write(dictionary.dict_content)
-                file.commit()
-            self._loaded[dictionary.dict_id] = dictionary
-
-    def newest(self) -> zstd.ZstdDict | None:
-        """The newest dictionary, which most likely fits the next segment.
-
-        None if there is none, or it is damaged, which its users will report.
-        """
-        ids = self.ids()
-        try:
-            return self.get(ids[-1], self.folder) if ids else None
-        except FormatError:
-            return None
-
-
-def decode_dictionary(content: bytes, path: str) -> zstd.ZstdDict:
-    """Decode the bytes of a dictionary's file. Errors: FormatError."""
-    try:
-        return zstd.ZstdDict(content)
-    except ValueError as exc:
-        raise FormatError(path, 0, "a zstd dictionary", str(exc)) from exc
-
-
-def train_dictionary(samples: Sequence[bytes]) -> zstd.ZstdDict | None:
-    """Train a dictionary with the samples; None if they are too few."""
-    try:
-        return zstd.train_dict(samples, DICTIONARY_BYTES)
-    except (zstd.ZstdError, ValueError):
-        return None
-
-
 FRAME_BYTES = 64 << 10  # of the segment: decompressed to read one record
 LEVEL = 3
 _OPTIONS = {
@@ -129,57 +36,80 @@ _OPTIONS = {
 }
 _WINDOW_BYTES = 1 << 20  # read at a time to walk the frames
 _MAX_FRAME_BYTES = FRAME_BYTES + 1024  # of an incompressible frame, with its headers
-_PROBES = 64  # frames sampled to decide about a dictionary
-_MIN_BYTES = 1 << 20  # a smaller segment is not worth a dictionary
 
 
-def compress(source: str, target: str, check: SegmentCheck, known: Dictionaries) -> tuple[int, int]:
-    """Compress the sealed segment ``source`` to ``target``; durable and verified on return.
+def dictionary_name(dictionary_id: int) -> str:
+    """``dict-0123456789.zdict``."""
+    return f"dict-{dictionary_id:010d}.zdict"
 
-    Returns the bytes of the file, and the id of its dictionary; 0: none.
+
+def dictionary_of(path: str) -> int:
+    """The id of the dictionary that a compressed file needs, 0 for none.
+
+    Errors: FormatError, OSError.
+    """
+    fd = fsio.open_read(path)
+    try:
+        return _walk(fd, path)[2]
+    finally:
+        os.close(fd)
+
+
+def _load_dictionary(dictionary_id: int, needed_by: str) -> zstd.ZstdDict:
+    """The dictionary of a file, from the same folder.
+
+    Errors: FormatError when it is missing, damaged, or another one.
+    """
+    path = os.path.join(os.path.dirname(needed_by), dictionary_name(dictionary_id))
+    try:
+        loaded = zstd.ZstdDict(b"".join(pieces(path)))
+    except FileNotFoundError:
+        expected = f"its dictionary {dictionary_id} as {path}"
+        raise FormatError(needed_by, 0, expected, "no such file") from None
+    except ValueError as exc:
+        raise FormatError(path, 0, "a zstd dictionary", str(exc)) from exc
+    if loaded.dict_id != dictionary_id:
+        raise FormatError(path, 4, f"dictionary {dictionary_id}", loaded.dict_id)
+    return loaded
+
+
+def compress(source: str, target: str, check: SegmentCheck) -> int:
+    """Compress the sealed segment ``source`` to ``target``, durable and verified on return; the
+    bytes of the new file.
+
     ``check`` verifies the source; the written file is read back and verified, too, before it gets
     its name. Errors: FormatError and IntegrityError when the source is damaged (with
     ``check.name``), OSError.
     """
-    dictionary = _choose_dictionary(source, known)
     again = SegmentCheck(target, check.durable_bytes, check.segment_crc64)
+    compressor = zstd.ZstdCompressor(options=_OPTIONS)
     with NewFile(target) as file:
-        for frame in _frames(source, check, dictionary):
-            file.write(frame)
+        for piece in pieces(source, FRAME_BYTES):
+            check.feed(piece)
+            file.write(compressor.compress(piece, compressor.FLUSH_FRAME))
         check.done()
         file.sync()
-        with WarmSegment(file.temp, known) as written:
+        with WarmSegment(file.temp) as written:
             again.verify(written.pieces())
         file.commit()
-        return file.size, dictionary.dict_id if dictionary else 0
+        return file.size
 
 
 class WarmSegment:
     """A segment of Tier 1, read in place; positions are those of the uncompressed file."""
 
-    def __init__(self, path: str, known: Dictionaries) -> None:
+    def __init__(self, path: str) -> None:
         """Open it and find its frames. Errors: FormatError, OSError."""
         self.path = path
         self._fd = fsio.open_read(path)
         try:
             self._starts, self._at, self.dictionary_id = _walk(self._fd, path)
-            self._dictionary = known.get(self.dictionary_id, path) if self.dictionary_id else None
+            number = self.dictionary_id
+            self._dictionary = _load_dictionary(number, path) if number else None
         except BaseException:
             os.close(self._fd)
             raise
         self._last = (-1, b"")  # the last decompressed frame, as reads are sequential
-
-    @staticmethod
-    def dictionary_of(path: str) -> int:
-        """The id of the dictionary that a file needs, 0 for none.
-
-        Errors: FormatError, OSError.
-        """
-        fd = fsio.open_read(path)
-        try:
-            return _walk(fd, path)[2]
-        finally:
-            os.close(fd)
 
     def __enter__(self) -> WarmSegment:
         return self
@@ -232,60 +162,6 @@ class WarmSegment:
             raise IntegrityError(self.path, at, f"{wanted} bytes in the frame", len(data))
         self._last = (number, data)
         return data
-
-
-def _frames(source: str, check: SegmentCheck, dictionary: zstd.ZstdDict | None) -> Iterator[bytes]:
-    """The segment's bytes as frames, each checked before it is compressed."""
-    compressor = _compressor(dictionary)
-    for piece in pieces(source, FRAME_BYTES):
-        check.feed(piece)
-        yield compressor.compress(piece, compressor.FLUSH_FRAME)
-
-
-def _compressor(dictionary: zstd.ZstdDict | None) -> zstd.ZstdCompressor:
-    if dictionary is None:
-        return zstd.ZstdCompressor(options=_OPTIONS)
-    return zstd.ZstdCompressor(options=_OPTIONS, zstd_dict=dictionary.as_digested_dict)
-
-
-def _choose_dictionary(source: str, known: Dictionaries) -> zstd.ZstdDict | None:
-    """The dictionary that saves space: the newest one, which costs nothing, else a new one.
-
-    Decided on sampled frames, so that the segment is compressed only once.
-    """
-    fd = fsio.open_read(source)
-    try:
-        size = os.fstat(fd).st_size
-        if size < _MIN_BYTES:
-            return None
-        step = max(FRAME_BYTES, size // _PROBES)
-        probes = [os.pread(fd, FRAME_BYTES, at) for at in range(0, size, step)]
-    finally:
-        os.close(fd)
-    plain = _total(probes, None)
-    newest = known.newest()
-    if newest is not None and _total(probes, newest) <= plain * (1 - MIN_GAIN):
-        return newest
-    learned = train_dictionary([s for probe in probes for s in _samples(probe)])
-    if learned is None:
-        return None
-    scale = size / sum(map(len, probes))
-    saved = (plain - _total(probes, learned)) * scale - len(learned.dict_content)
-    if saved < plain * scale * MIN_GAIN:
-        return None
-    known.add(learned)
-    return learned
-
-
-def _samples(probe: bytes) -> Iterator[bytes]:
-    """A quarter of a frame for training; the rest tests the dictionary on other data."""
-    for at in range(0, len(probe), 4 * SAMPLE_BYTES):
-        yield probe[at : at + SAMPLE_BYTES]
-
-
-def _total(probes: list[bytes], dictionary: zstd.ZstdDict | None) -> int:
-    compressor = _compressor(dictionary)
-    return sum(len(compressor.compress(probe, compressor.FLUSH_FRAME)) for probe in probes)
 
 
 def _walk(fd: int, path: str) -> tuple[list[int], list[int], int]:

@@ -25,7 +25,7 @@ from relay.journal.journal import Append, Journal
 from relay.journal.segment import FIRST_RECORD, SegmentPolicy, segment_path
 from relay.journal.tier_plan import JobKind, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
-from relay.journal.warm import Dictionaries, WarmSegment
+from relay.journal.warm import WarmSegment
 from scripts.benchmarks.common import BODY_BYTES, fresh_root, note, percentile, report, timed
 
 BATCH = 256
@@ -178,7 +178,7 @@ def _warm(root: Path) -> None:
     (path,) = (root / "warm").rglob("*.seg.zst")
     places = random.Random(1).sample(range(count - 2 * BATCH), RANDOM_READS)
     times: list[float] = []
-    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+    with WarmSegment(str(path)) as opened:
         for place in places:
             began = time.perf_counter()
             opened.read_at(FIRST_RECORD + place * RECORD_BYTES, RECORD_BYTES)

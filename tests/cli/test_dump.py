@@ -17,7 +17,7 @@ from relay.journal.journal import Append
 from relay.journal.manifest_format import MANIFEST_RECORD
 from relay.journal.manifest_reader import chunk_path, read_manifest
 from relay.journal.segment import segment_path
-from relay.journal.warm import Dictionaries, compress
+from relay.journal.warm import compress
 from relay.ledger import archive_pack
 from tests.box import Box
 from tests.cli.conftest import open_journal
@@ -114,7 +114,7 @@ def test_a_compressed_segment_is_read_in_place(stream: Path, capsys: Output) -> 
     (stream / "warm").mkdir()
     source, target = segment_path(str(stream), 0), stream / "warm" / f"{0:020d}.seg.zst"
     check = SegmentCheck(source, entry.durable_bytes, entry.segment_crc64)
-    compress(source, str(target), check, Dictionaries(str(stream / "warm")))
+    compress(source, str(target), check)
     os.rename(source, source + ".away")
     assert payloads(target, capsys) == ALL[:4]
     assert payloads(stream, capsys) == ALL

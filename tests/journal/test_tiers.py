@@ -12,8 +12,11 @@ import pytest
 
 from relay.base.errors import JournalError, SegmentAway
 from relay.journal.catalog import Residency, SegmentEntry
+from relay.journal.manifest_format import ManifestType
 from relay.journal.tier_plan import JobKind, TierJob, TierPolicy, local_bytes
 from relay.journal.tiers import WORKER_NICE, TierWorker, lower_priority
+from relay.journal.warm import dictionary_name
+from tests.journal.payloads import with_dictionary
 from tests.journal.tiers_support import AT_ONCE, FaultyObjects, MakeStream
 from tests.s3_server import BUCKET, objects, s3_server
 
@@ -101,6 +104,31 @@ def test_all_goes_up_and_leaves_the_disk(make_stream: MakeStream, tier2: FaultyO
     assert stream.read() == stream.expected()  # hydrated on the way
     assert all(t == T0 | T2 for t in stream.residency(0, 1, 2))
     assert stream.noted(2)[-2:] == ["HydrationStarted", "HydrationDone"]
+    assert stream.warnings == []
+
+
+def test_a_dictionary_of_an_earlier_version_goes_up_and_comes_back(
+    make_stream: MakeStream, tier2: FaultyObjects
+) -> None:
+    stream = make_stream(AT_ONCE)
+    stream.fill(1, records=3000)
+    stream.run()
+    path = stream.dir / "warm" / f"{0:020d}.seg.zst"
+    number = with_dictionary(path)
+    stream.journal.manifest.record(
+        ManifestType.CompressionDone,
+        0,
+        0,
+        compressed_bytes=path.stat().st_size,
+        dictionary_id=number,
+    )
+    stream.policy, stream.objects = AT_ONCE._replace(local_bytes=0), tier2
+    stream.reopen()
+    stream.cover()
+    stream.run()
+    assert stream.residency(0) == [T2]
+    (path.parent / dictionary_name(number)).unlink()  # as on another disk
+    assert stream.read() == stream.expected()
     assert stream.warnings == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,9 @@ from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError
 from relay.journal import warm
 from relay.journal.segment import warm_name
-from relay.journal.warm import FRAME_BYTES, Dictionaries, WarmSegment, compress
+from relay.journal.warm import FRAME_BYTES, WarmSegment, compress
 from tests.disk import killed_before
-from tests.journal.payloads import Made, payload, segment
+from tests.journal.payloads import Made, payload, segment, with_dictionary
 
 Pack = Callable[..., Path]
 
@@ -31,7 +30,7 @@ def pack(tmp_path: Path) -> Pack:
     def run(made: Made, number: int = 0) -> Path:
         source = made.write(tmp_path / f"{number}.seg")
         target = folder / warm_name(number)
-        compress(str(source), str(target), made.check(), Dictionaries(str(folder)))
+        compress(str(source), str(target), made.check())
         return target
 
     return run
@@ -40,7 +39,7 @@ def pack(tmp_path: Path) -> Pack:
 def test_inflated_it_is_the_segment_byte_for_byte(pack: Pack) -> None:
     made = segment([payload(n) for n in range(3000)])
     path = pack(made)
-    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+    with WarmSegment(str(path)) as opened:
         assert opened.size == len(made.data)
         assert b"".join(opened.pieces()) == made.data
         assert all(len(piece) <= FRAME_BYTES for piece in opened.pieces())
@@ -53,7 +52,7 @@ def test_any_range_reads_as_it_does_in_the_segment(pack: Pack) -> None:
     path = pack(made)
     rng = random.Random(5)
     edges = [0, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, len(made.data) - 1, len(made.data)]
-    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+    with WarmSegment(str(path)) as opened:
         for at in [*edges, *(rng.randrange(len(made.data)) for _ in range(200))]:
             for length in (0, 1, 28, 1028, FRAME_BYTES, 3 * FRAME_BYTES):
                 assert opened.read_at(at, length) == made.data[at : at + length]
@@ -72,7 +71,7 @@ def test_one_record_inflates_one_frame_or_two(pack: Pack, monkeypatch: pytest.Mo
         return out
 
     monkeypatch.setattr(warm.zstd, "decompress", counting)
-    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+    with WarmSegment(str(path)) as opened:
         assert not inflated
         for at in made.positions[::97]:
             inflated.clear()
@@ -81,42 +80,21 @@ def test_one_record_inflates_one_frame_or_two(pack: Pack, monkeypatch: pytest.Mo
 
 
 @pytest.mark.shows("journal 4.2")
-def test_a_dictionary_is_kept_where_it_pays_and_used_again(pack: Pack, tmp_path: Path) -> None:
-    rng = random.Random(3)
-    vocabulary = [rng.randbytes(6).hex() for _ in range(3000)]
-
-    def texts(seed: int) -> list[bytes]:
-        choose = random.Random(seed)
-        return [" ".join(choose.choices(vocabulary, k=60)).encode() for _ in range(4000)]
-
-    first, second = segment(texts(1)), segment(texts(2), 1)
-    one, two = pack(first, 0), pack(second, 1)
-    known = Dictionaries(str(one.parent))
-    (dictionary_id,) = known.ids()  # the second segment learned nothing new
-    for path, made in ((one, first), (two, second)):
-        with WarmSegment(str(path), known) as opened:
-            assert opened.dictionary_id == dictionary_id
-            assert b"".join(opened.pieces()) == made.data
-    os.unlink(known.path(dictionary_id))
-    with pytest.raises(FormatError, match=f"expected its dictionary {dictionary_id} as") as caught:
-        WarmSegment(str(one), Dictionaries(str(one.parent)))
-    assert str(one) in str(caught.value)
-
-
-def test_what_has_nothing_in_common_gets_no_dictionary(pack: Pack) -> None:
-    rng = random.Random(2)
-    path = pack(segment([rng.randbytes(1000) for _ in range(2000)]))
-    assert Dictionaries(str(path.parent)).ids() == []
-    with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
-        assert opened.dictionary_id == 0
-
-
-def test_a_damaged_dictionary_is_named(tmp_path: Path) -> None:
-    known = Dictionaries(str(tmp_path))
-    (tmp_path / "dict-0000000007.zdict").write_bytes(b"no dictionary")
-    with pytest.raises(FormatError, match=r"dict-0000000007.zdict at 0: expected a zstd dict"):
-        known.get(7, "x")
-    assert known.newest() is None  # a new segment is compressed all the same
+def test_a_file_of_an_earlier_version_is_read_with_its_dictionary(pack: Pack) -> None:
+    made = segment([payload(n) for n in range(3000)])
+    path = pack(made)
+    number = with_dictionary(path)
+    with WarmSegment(str(path)) as opened:
+        assert opened.dictionary_id == number
+        assert b"".join(opened.pieces()) == made.data
+    kept = path.parent / warm.dictionary_name(number)
+    kept.rename(path.parent / "away")
+    with pytest.raises(FormatError, match=f"expected its dictionary {number} as") as caught:
+        WarmSegment(str(path))
+    assert str(path) in str(caught.value)
+    kept.write_bytes(b"no dictionary")
+    with pytest.raises(FormatError, match=rf"{kept.name} at 0: expected a zstd dict"):
+        WarmSegment(str(path))
 
 
 def test_a_damaged_segment_is_not_compressed(tmp_path: Path, pack: Pack) -> None:
@@ -147,7 +125,7 @@ def test_a_flipped_byte_and_a_cut_is_found(pack: Pack) -> None:
     for damaged in (*flipped, *(data[:at] for at in (0, 1, 10, len(data) // 2, len(data) - 1))):
         path.write_bytes(damaged)
         with pytest.raises(FormatError) as caught:
-            with WarmSegment(str(path), Dictionaries(str(path.parent))) as opened:
+            with WarmSegment(str(path)) as opened:
                 check = made.check(str(path))
                 for piece in opened.pieces():
                     check.feed(piece)
@@ -159,7 +137,7 @@ def test_a_frame_that_claims_too_much_is_not_inflated(tmp_path: Path) -> None:
     path = tmp_path / "bomb.seg.zst"
     path.write_bytes(warm.zstd.compress(bytes(100 << 20)))
     with pytest.raises(FormatError, match="expected a frame of 1 to 65536 bytes, found 104857600"):
-        WarmSegment(str(path), Dictionaries(str(tmp_path)))
+        WarmSegment(str(path))
 
 
 @pytest.mark.parametrize("step", range(12))
@@ -168,11 +146,11 @@ def test_a_kill_at_any_call_leaves_no_half_file(step: int, tmp_path: Path) -> No
     source = made.write(tmp_path / "0.seg")
     target = tmp_path / "0.seg.zst"
     with killed_before(step + 1):
-        compress(str(source), str(target), made.check(), Dictionaries(str(tmp_path)))
+        compress(str(source), str(target), made.check())
     assert source.read_bytes() == made.data
     if target.exists():  # its name means that it is whole
         assert warm.zstd.decompress(target.read_bytes()) == made.data
-    compress(str(source), str(target), made.check(), Dictionaries(str(tmp_path)))
+    compress(str(source), str(target), made.check())
     assert warm.zstd.decompress(target.read_bytes()) == made.data
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -189,9 +167,7 @@ def test_what_is_wrong_never_gets_its_name(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(fsio, "write_at", flipping)
     with pytest.raises(IntegrityError):
-        compress(
-            str(source), str(tmp_path / "0.seg.zst"), made.check(), Dictionaries(str(tmp_path))
-        )
+        compress(str(source), str(tmp_path / "0.seg.zst"), made.check())
     assert [path.name for path in tmp_path.iterdir()] == ["0.seg"]
 
 
@@ -201,9 +177,8 @@ def test_records_of_any_size(sizes: list[int], tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("warm")
     made = segment([payload(n, size).ljust(size, b".") for n, size in enumerate(sizes)])
     source = made.write(folder / "0.seg")
-    known = Dictionaries(str(folder))
-    compress(str(source), str(folder / "0.seg.zst"), made.check(), known)
-    with WarmSegment(str(folder / "0.seg.zst"), known) as opened:
+    compress(str(source), str(folder / "0.seg.zst"), made.check())
+    with WarmSegment(str(folder / "0.seg.zst")) as opened:
         ends = [*made.positions[1:], made.durable_bytes]
         for at, end in zip(made.positions, ends, strict=False):
             assert opened.read_at(at, end - at) == made.data[at:end]

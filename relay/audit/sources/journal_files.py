@@ -67,7 +67,7 @@ from relay.journal.segment import (
     segment_path,
     warm_name,
 )
-from relay.journal.warm import Dictionaries, WarmSegment, dictionary_name
+from relay.journal.warm import WarmSegment, dictionary_name, dictionary_of
 
 STREAM_DIGITS = 20
 _TRIES = 3  # after a roll, or a move to another tier
@@ -313,9 +313,8 @@ def _find(segment: SegmentPart, objects: str, cleanup: contextlib.ExitStack) -> 
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             return FileSource(segment_path(folder, number))
-        warm = os.path.join(folder, WARM)
         with contextlib.suppress(FileNotFoundError):
-            return WarmSegment(os.path.join(warm, warm_name(number)), Dictionaries(warm))
+            return WarmSegment(os.path.join(folder, WARM, warm_name(number)))
         entry = read_manifest(folder, lambda _: None).catalog.entries.get(number)
         if entry is None:
             raise JournalError(
@@ -341,11 +340,11 @@ def _download(
     private = cleanup.enter_context(temporary_folder("segment"))
     path = os.path.join(private, warm_name(entry.segment_id))
     _get(store, entry.key, path)
-    needed = WarmSegment.dictionary_of(path)
+    needed = dictionary_of(path)
     if needed:
         name = dictionary_name(needed)
         _get(store, f"{os.path.dirname(entry.key)}/{name}", os.path.join(private, name))
-    source = WarmSegment(path, Dictionaries(private))
+    source = WarmSegment(path)
     source.path = f"{store.url}/{entry.key}"  # for messages
     return source
 
