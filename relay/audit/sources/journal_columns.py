@@ -1,13 +1,12 @@
-"""Events of a journal as columns: the fields that each column needs, and how it is made.
+"""Events of a journal as columns, and how each is made.
 
-Events are decoded into structs with only the fields of the requested columns, so other fields are
-skipped: a content is hashed, or even copied, only for its own columns. One struct serves all kinds
-of events: a field that a kind lacks is None.
+One struct serves all kinds of events, with the fields that columns are made of: one that a kind
+lacks is None. A content is hashed for its own column alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
@@ -26,51 +25,88 @@ Decode = Callable[[bytes, int], Any]  # a payload, and the offset of its record
 Make = Callable[["RecordRows", pa.DataType], pa.Array]
 
 BATCH_ROWS = 2_000  # their events stay in the processor's cache: a tenth less time than with 10,000
-_WORD = str | int | float | bool | None  # what a message's metadata may hold
-# The fields of events that columns are made of; deeper ones by their path.
-_WIRE: dict[str, Any] = {
-    "type": str,
-    "message_id": int | str | None,  # FileRefused and OfferChanged have the relay's
-    "message_ids": list[int] | None,
-    "recipients": list[str] | None,
-    "recipient": str | None,
-    "participant": str | dict[str, Any] | None,  # ParticipantJoined has more than a name
-    "deliveries": list[tuple[int, str, int]] | None,
-    "key": tuple[str, int, str] | None,
-    "state": int | None,
-    "attempt": int,
-    "due_ms": int | None,
-    "said": str | None,
-    "reason": str | None,
-    "last_error": str | None,
-    "answer_id": str | None,
-    "relay_id": str | None,
-    "by_ms": int | None,
-    "held": bool,
-    "channel_id": int | None,
-    "channel.id": int,
-    "note.name": str,
-    "delivery.state": int,
-    "delivery.attempt": int,
-    "delivery.due_ms": int,
-    "origin.agent": str | None,
-    "origin.path": str | None,
-    "origin.checksum": str | None,
-    "origin.target": str | None,
-    "origin.discovered_at": int | None,
-    "message.id": int,
-    "message.message_type": int,
-    "message.sender": str | None,
-    "message.channel_id": int | None,
-    "message.content": bytes,
-    "message.correlation_id": str | None,
-    "message.created_at": int,
-    "message.metadata.relay_id": _WORD,
-    "message.metadata.to": _WORD,
-    "message.metadata.kind": _WORD,
-    "message.metadata.created_ns": _WORD,
-}
-_DEFAULTS = {int: 0, str: "", bytes: b"", bool: False}
+
+_Word = str | int | float | bool | None  # a value of a message's metadata
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    relay_id: _Word = None
+    to: _Word = None
+    kind: _Word = None
+    created_ns: _Word = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    id: int = 0
+    message_type: int = 0
+    sender: str | None = None
+    channel_id: int | None = None
+    content: bytes = b""
+    correlation_id: str | None = None
+    created_at: int = 0
+    metadata: _Metadata | None = None
+
+
+class _Origin(msgspec.Struct, gc=False):
+    agent: str | None = None
+    path: str | None = None
+    checksum: str | None = None
+    target: str | None = None
+    discovered_at: int | None = None
+
+
+class _Delivery(msgspec.Struct, gc=False):
+    state: int = 0
+    attempt: int = 0
+    due_ms: int = 0
+
+
+class _Channel(msgspec.Struct, gc=False):
+    id: int = 0
+
+
+class _Note(msgspec.Struct, gc=False):
+    name: str = ""
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str = ""
+    message_id: int | str | None = None  # FileRefused and OfferChanged have the relay's
+    message_ids: list[int] | None = None
+    recipients: list[str] | None = None
+    recipient: str | None = None
+    participant: str | dict[str, Any] | None = None  # ParticipantJoined has more than a name
+    deliveries: list[tuple[int, str, int]] | None = None
+    key: tuple[str, int, str] | None = None
+    state: int = -1
+    attempt: int = 0
+    due_ms: int | None = None
+    said: str | None = None
+    reason: str | None = None
+    last_error: str | None = None
+    answer_id: str | None = None
+    relay_id: str | None = None
+    by_ms: int | None = None
+    held: bool = False
+    channel_id: int | None = None
+    channel: _Channel | None = None
+    note: _Note | None = None
+    delivery: _Delivery | None = None
+    origin: _Origin | None = None
+    message: _Message | None = None
+
+
+class _Frame(msgspec.Struct, gc=False):
+    v: int
+    event: _Event | None = None
+    start: Start | None = None
+    checkpoint: Checkpoint | None = None
+    sealed: bytes | None = None
+    seq: int | None = None
+
+
+_NO_EVENT = _Event()
+_decode = msgspec.msgpack.Decoder(_Frame).decode
 _WITH_RELAY_ID = ("FileRefused", "OfferChanged")  # as their message_id
 GAP, SEALED = "Gap", "Sealed"
 _MILLIS, _SECONDS = pa.timestamp("ms", "UTC"), pa.timestamp("s", "UTC")
@@ -86,7 +122,7 @@ class RecordRows:
         self.ends = [row[1] for row in rows]
         self.at_ms = [row[2] for row in rows]
         self.frames = [row[3] for row in rows]
-        self.events: list[Any] = [frame.event or NO_EVENT for frame in self.frames]
+        self.events: list[_Event] = [frame.event or _NO_EVENT for frame in self.frames]
 
     def where(self, chosen: Sequence[bool]) -> RecordRows:
         """Those of which ``chosen`` says so, in order."""
@@ -102,19 +138,6 @@ def in_batches(stream: str, segment: int, rows: Iterator[Row]) -> Iterator[Recor
         yield RecordRows(stream, segment, some)
 
 
-class _NoEvent:
-    """The event of a record without one: each field is None."""
-
-    type = ""
-    held = None
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-NO_EVENT = _NoEvent()
-
-
 class Marker(NamedTuple):
     """In the place of a frame: a record whose payload is not read."""
 
@@ -126,29 +149,17 @@ class Marker(NamedTuple):
     checkpoint: None = None
 
 
-class JournalColumn(NamedTuple):
-    """One column: the fields it needs, and how it is made of rows."""
-
-    needs: tuple[str, ...]
-    make: Make
-
-
-def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
-    """Make a function that decodes payloads into the frames that these columns need.
+def decoder(key: bytes | None, path: str) -> Decode:
+    """Make a function that decodes payloads into frames.
 
     Errors of a call: FormatError and VersionError with the offset; SealedStore without the key,
     or with another one.
     """
-    needs = {"type"}.union(*(_COLUMNS[name].needs for name in columns))
-    event = _struct("Event", sorted(needs))
-    kinds = {"event": event, "start": Start, "checkpoint": Checkpoint, "sealed": bytes, "seq": int}
-    fields: list[Any] = [("v", int), *((name, kind | None, None) for name, kind in kinds.items())]
-    frame: Any = msgspec.defstruct("Frame", fields, gc=False)
-    decode, codec = msgspec.msgpack.Decoder(frame).decode, EventCodec(key)
+    codec = EventCodec(key)
 
     def decode_frame(payload: bytes, offset: int) -> Any:
         try:
-            found = decode(payload)
+            found = _decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise FormatError(path, offset, f"an event of version {VERSION}", exc) from exc
         if found.v != VERSION:
@@ -162,23 +173,8 @@ def decoder(columns: Iterable[str], key: bytes | None, path: str) -> Decode:
 
 def to_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
     """Convert the rows to one Arrow batch with the columns of ``schema``."""
-    arrays = [_COLUMNS[field.name].make(rows, field.type) for field in schema]
+    arrays = [_COLUMNS[field.name](rows, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _struct(name: str, paths: Iterable[str], prefix: str = "") -> Any:
-    """Make a struct with these fields of the wire; nested paths become nested structs."""
-    inner: dict[str, list[str]] = {}
-    for path in paths:
-        first, _, rest = path.partition(".")
-        inner.setdefault(first, []).extend([rest] if rest else [])
-    fields: list[tuple[str, Any, Any]] = []
-    for field, rest_of in inner.items():
-        kind: Any = _WIRE.get(prefix + field)
-        if rest_of:
-            kind = _struct(f"{name}_{field}", rest_of, f"{prefix}{field}.") | None
-        fields.append((field, kind, _DEFAULTS.get(kind)))
-    return msgspec.defstruct(name, fields, gc=False)
 
 
 # -- how columns are made ---------------------------------------------------------------
@@ -188,11 +184,11 @@ def _list(values: Callable[[RecordRows], list[Any]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), kind)
 
 
-def _of_events(value: Callable[[Any], Any]) -> Make:
+def _of_events(value: Callable[[_Event], Any]) -> Make:
     return lambda rows, kind: pa.array([value(event) for event in rows.events], kind)
 
 
-def _of_message(value: Callable[[Any], Any]) -> Make:
+def _of_message(value: Callable[[_Message], Any]) -> Make:
     """Make a column from the message of a MessageSent; NULL for other events."""
     return lambda rows, kind: pa.array(
         [None if (m := event.message) is None else value(m) for event in rows.events], kind
@@ -212,10 +208,10 @@ def _time_s(values: Callable[[RecordRows], list[int | None]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_SECONDS).cast(kind)
 
 
-def _created_s(event: Any) -> int | None:
+def _created_s(event: _Event) -> int | None:
     if event.message is None or event.message.created_at > LAST_SECOND:
         return None
-    return int(event.message.created_at)
+    return event.message.created_at
 
 
 def _u64(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
@@ -236,8 +232,6 @@ _STATE_OF = {
     "MessageReceived": "Received",
     "DeadLettered": "Dead",
 }
-_ABOUT = ("message_id", "message_ids", "deliveries", "key", "message.id")
-_RECIPIENT_FIELDS = ("recipients", "recipient", "participant", "deliveries", "key")
 
 
 def _kinds(rows: RecordRows) -> list[str]:
@@ -250,7 +244,7 @@ def _control(frame: Any) -> str:
     return "Start" if frame.start else "Checkpoint" if frame.checkpoint else "Unknown"
 
 
-def _about(event: Any) -> Sequence[int]:
+def _about(event: _Event) -> Sequence[int]:
     """Return the engine's numbers of the messages that an event is about, each once."""
     if event.message is not None:
         return (event.message.id,)
@@ -258,7 +252,7 @@ def _about(event: Any) -> Sequence[int]:
     if number is not None:
         return (number,) if type(number) is int else ()
     if event.message_ids is not None:
-        return event.message_ids  # type: ignore[no-any-return]
+        return event.message_ids
     if event.deliveries is not None:
         return tuple({delivery[0]: None for delivery in event.deliveries})
     return (event.key[1],) if event.key is not None else ()
@@ -270,29 +264,19 @@ def _number(rows: RecordRows, kind: pa.DataType) -> pa.Array:
 
 
 def _message_numbers(rows: RecordRows, kind: pa.DataType) -> pa.Array:
-    every = [_about(event) for event in rows.events]
-    flat = _u64([number for ids in every for number in ids], kind.value_type)
-    return pa.ListArray.from_arrays(_offsets(every), flat, type=kind)
+    numbers = [_about(event) or None for event in rows.events]
+    return pa.array(numbers, pa.list_(pa.uint64())).cast(kind)
 
 
-def _offsets(lists: Sequence[Sequence[Any]]) -> pa.Array:
-    """Return where each list begins in the flat one, and the end; NULL for an empty one."""
-    at, offsets = 0, []
-    for items in lists:
-        offsets.append(at if items else None)
-        at += len(items)
-    return pa.array([*offsets, at], pa.int32())
-
-
-def _recipients(event: Any) -> Sequence[str] | None:
+def _recipients(event: _Event) -> Sequence[str] | None:
     if event.recipients is not None:
-        return event.recipients  # type: ignore[no-any-return]
+        return event.recipients
     if event.recipient is not None:
         return (event.recipient,)
     if event.deliveries is not None:
         return tuple({delivery[1]: None for delivery in event.deliveries})
     if event.type == "MessageReceived":
-        return (event.participant,)
+        return (str(event.participant),)
     return (event.key[2],) if event.key is not None else None
 
 
@@ -325,7 +309,7 @@ def _deliveries(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(at, flat, type=kind)
 
 
-def _state(event: Any) -> str | None:
+def _state(event: _Event) -> str | None:
     if (known := _STATE_OF.get(event.type)) is not None:
         return known
     if event.type == "DeliveriesMoved":
@@ -333,9 +317,9 @@ def _state(event: Any) -> str | None:
     return None if event.delivery is None else _STATES.get(event.delivery.state)
 
 
-def _attempt(event: Any) -> int | None:
+def _attempt(event: _Event) -> int | None:
     if event.delivery is not None:
-        return int(event.delivery.attempt)
+        return event.delivery.attempt
     return event.attempt or None
 
 
@@ -346,31 +330,31 @@ def _due_ms(rows: RecordRows) -> list[int | None]:
     ]
 
 
-def _relay_id(event: Any) -> str | None:
+def _relay_id(event: _Event) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
     # empty for a file whose name has no id
     if event.type in _WITH_RELAY_ID:
-        return event.message_id or None
+        return str(event.message_id) if event.message_id else None
     return (event.relay_id or None) if event.type == "DeadLetterDiscarded" else None
 
 
-def _to(event: Any) -> str | None:
+def _to(event: _Event) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "to")
     return event.origin.target if event.origin is not None else None
 
 
-def _metadata_text(message: Any, name: str) -> str | None:
+def _metadata_text(message: _Message, name: str) -> str | None:
     value = getattr(message.metadata, name, None)
     return value if isinstance(value, str) else None
 
 
-def _kind(message: Any) -> str | None:
+def _kind(message: _Message) -> str | None:
     return _metadata_text(message, "kind") or _KIND_OF.get(message.message_type)
 
 
-def _created_ns(event: Any) -> int | None:
+def _created_ns(event: _Event) -> int | None:
     if event.message is not None:
         value = getattr(event.message.metadata, "created_ns", None)
         return value if type(value) is int else None
@@ -385,11 +369,11 @@ def _channel_id(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return _u64([_channel_of(event) for event in rows.events], kind)
 
 
-def _channel_of(event: Any) -> int | None:
+def _channel_of(event: _Event) -> int | None:
     for owner, name in ((event.message, "channel_id"), (event.channel, "id")):
         if owner is not None:
             return int(getattr(owner, name))
-    return event.channel_id  # type: ignore[no-any-return]
+    return event.channel_id
 
 
 def _reasons(rows: RecordRows) -> list[str | None]:
@@ -408,63 +392,44 @@ def _controls(part: str, name: str) -> Make:
     )
 
 
-_COLUMNS: dict[str, JournalColumn] = {
-    "stream": JournalColumn((), _same(lambda rows: rows.stream)),
-    "segment": JournalColumn((), _same(lambda rows: rows.segment)),
-    "offset": JournalColumn((), _list(lambda rows: rows.offsets)),
-    "end": JournalColumn((), _list(lambda rows: rows.ends)),
-    "at": JournalColumn((), _time_ms(lambda rows: rows.at_ms)),
-    "event": JournalColumn((), _list(_kinds)),
-    "sequence": JournalColumn((), _list(lambda rows: [frame.seq for frame in rows.frames])),
-    "number": JournalColumn(_ABOUT, _number),
-    "numbers": JournalColumn(_ABOUT, _of_events(lambda event: len(_about(event)) or None)),
-    "relay_id": JournalColumn(
-        ("message_id", "relay_id", "message.metadata.relay_id"), _of_events(_relay_id)
+_COLUMNS: dict[str, Make] = {
+    "stream": _same(lambda rows: rows.stream),
+    "segment": _same(lambda rows: rows.segment),
+    "offset": _list(lambda rows: rows.offsets),
+    "end": _list(lambda rows: rows.ends),
+    "at": _time_ms(lambda rows: rows.at_ms),
+    "event": _list(_kinds),
+    "sequence": _list(lambda rows: [frame.seq for frame in rows.frames]),
+    "number": _number,
+    "numbers": _of_events(lambda event: len(_about(event)) or None),
+    "relay_id": _of_events(_relay_id),
+    "message_type": _of_message(lambda m: _TYPES.get(m.message_type)),
+    "sender": _of_events(
+        lambda e: e.message.sender if e.message else e.origin.agent if e.origin else None
     ),
-    "message_type": JournalColumn(
-        ("message.message_type",), _of_message(lambda m: _TYPES.get(m.message_type))
-    ),
-    "sender": JournalColumn(
-        ("message.sender", "origin.agent"),
-        _of_events(
-            lambda e: e.message.sender if e.message else e.origin.agent if e.origin else None
-        ),
-    ),
-    "to": JournalColumn(("message.metadata.to", "origin.target"), _of_events(_to)),
-    "recipients": JournalColumn(_RECIPIENT_FIELDS, _of_events(_recipients)),
-    "checksum": JournalColumn(("message.content",), _of_message(lambda m: sha256_hex(m.content))),
-    "content_size": JournalColumn(("message.content",), _of_message(lambda m: len(m.content))),
-    "correlation_id": JournalColumn(
-        ("message.correlation_id",), _of_message(lambda m: m.correlation_id)
-    ),
-    "kind": JournalColumn(("message.message_type", "message.metadata.kind"), _of_message(_kind)),
-    "created_at": JournalColumn(
-        ("message.created_at",), _time_s(lambda rows: [_created_s(e) for e in rows.events])
-    ),
-    "created_ns": JournalColumn(
-        ("message.metadata.created_ns", "origin.discovered_at"), _of_events(_created_ns)
-    ),
-    "state": JournalColumn(("state", "delivery.state"), _of_events(_state)),
-    "attempt": JournalColumn(("attempt", "delivery.attempt"), _of_events(_attempt)),
-    "said": JournalColumn(("said",), _of_events(lambda event: event.said or None)),
-    "reason": JournalColumn(("reason", "last_error"), _list(_reasons)),
-    "answer_id": JournalColumn(("answer_id",), _of_events(lambda event: event.answer_id or None)),
-    "message_numbers": JournalColumn(_ABOUT, _message_numbers),
-    "deliveries": JournalColumn(
-        (*_ABOUT, *_RECIPIENT_FIELDS, "attempt", "delivery.attempt"), _deliveries
-    ),
-    "due_at": JournalColumn(("due_ms", "delivery.due_ms"), _time_ms(_due_ms)),
-    "held": JournalColumn(
-        ("held",), _of_events(lambda e: e.held if e.type == "MessageSent" else None)
-    ),
-    "channel_id": JournalColumn(("channel_id", "channel.id", "message.channel_id"), _channel_id),
-    "file_path": JournalColumn(("origin.path",), _of_origin("path")),
-    "file_checksum": JournalColumn(("origin.checksum",), _of_origin("checksum")),
-    "archive": JournalColumn(
-        ("note.name",), _of_events(lambda event: event.note and event.note.name)
-    ),
-    "lost_ms": JournalColumn(("by_ms",), _of_events(lambda event: event.by_ms)),
-    "epoch": JournalColumn((), _controls("start", "epoch")),
-    "boot_id": JournalColumn((), _controls("start", "boot_id")),
-    "covers": JournalColumn((), _controls("checkpoint", "offset")),
+    "to": _of_events(_to),
+    "recipients": _of_events(_recipients),
+    "checksum": _of_message(lambda m: sha256_hex(m.content)),
+    "content_size": _of_message(lambda m: len(m.content)),
+    "correlation_id": _of_message(lambda m: m.correlation_id),
+    "kind": _of_message(_kind),
+    "created_at": _time_s(lambda rows: [_created_s(e) for e in rows.events]),
+    "created_ns": _of_events(_created_ns),
+    "state": _of_events(_state),
+    "attempt": _of_events(_attempt),
+    "said": _of_events(lambda event: event.said or None),
+    "reason": _list(_reasons),
+    "answer_id": _of_events(lambda event: event.answer_id or None),
+    "message_numbers": _message_numbers,
+    "deliveries": _deliveries,
+    "due_at": _time_ms(_due_ms),
+    "held": _of_events(lambda e: e.held if e.type == "MessageSent" else None),
+    "channel_id": _channel_id,
+    "file_path": _of_origin("path"),
+    "file_checksum": _of_origin("checksum"),
+    "archive": _of_events(lambda event: event.note and event.note.name),
+    "lost_ms": _of_events(lambda event: event.by_ms),
+    "epoch": _controls("start", "epoch"),
+    "boot_id": _controls("start", "boot_id"),
+    "covers": _controls("checkpoint", "offset"),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -46,16 +46,12 @@ from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.format import (
     RECORD,
     SEGMENT_HEADER,
-    HeaderCrcs,
     RecordFlag,
-    claimed_length,
     decode_segment_header,
-    describe_fault,
-    scan,
 )
 from relay.journal.manifest_reader import read_manifest
 from relay.journal.objects import ObjectStore, open_objects
-from relay.journal.recover import TailKind, inspect_tail
+from relay.journal.recover import TailKind, inspect_tail, is_zero
 from relay.journal.segment import (
     FIRST_RECORD,
     SEGMENTS,
@@ -265,10 +261,15 @@ def _end_of(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):
-            end = end_of_whole_records(source, base, start)
+            end, fault = start, None
+            try:
+                behind = base + source.size() - FIRST_RECORD
+                for record in read_records(source, base, start, behind):
+                    end = record.end
+            except IntegrityError as exc:
+                fault = exc
             position = FIRST_RECORD + end - base
-            rest = os.pread(fd, os.fstat(fd).st_size, position)
-            if not rest.strip(b"\0"):
+            if fault is None or is_zero(fd, position):
                 return end, None
             found = inspect_tail(fd, base, os.pread(fd, FIRST_RECORD, 0), 0)
             if found.walk.position <= position and found.kind is not TailKind.DAMAGE:
@@ -277,23 +278,7 @@ def _end_of(
                 break
     finally:
         os.close(fd)
-    return end, IntegrityError(path, position, *describe_fault(rest, end, HeaderCrcs()))
-
-
-def end_of_whole_records(source: SegmentSource, base: int, start: int) -> int:
-    """Return the logical offset behind the last whole record, walking from ``start``."""
-    starts, at, length = HeaderCrcs(), start, _PIECE_BYTES
-    while True:
-        piece = source.read_at(FIRST_RECORD + at - base, length)
-        size, _ = scan(piece, len(piece), at, starts)
-        at += size
-        if size:
-            length = _PIECE_BYTES
-            continue
-        claimed = claimed_length(piece, at)
-        if claimed <= length or len(piece) < length:
-            return at
-        length = claimed  # one record that is longer than a piece
+    return end, fault
 
 
 @contextlib.contextmanager
@@ -359,8 +344,6 @@ def _get(store: ObjectStore, key: str, path: str) -> None:
 LOST = "records are lost here"
 _GAP = int(RecordFlag.GAP)
 
-Damaged = Callable[[JournalDamage], object]
-
 
 class ReadSettings(NamedTuple):
     """Settings for reading segments."""
@@ -372,26 +355,20 @@ class ReadSettings(NamedTuple):
 
 
 def read_segment(
-    segment: SegmentPart,
-    schema: pa.Schema,
-    settings: ReadSettings,
-    damaged: Damaged = lambda damage: None,
+    segment: SegmentPart, schema: pa.Schema, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
-    """Read the records of a part of a segment; a gap before it in the stream comes first.
-
-    When the settings are permissive, unreadable parts are gaps with the reason, and ``damaged``
-    is called. Errors, when they are not: FormatError with file and place,
-    SealedStore, JournalError for a segment that is gone.
-    """
-    for rows in read_rows(segment, schema.names, settings, damaged):
+    """Make columns of ``read_rows``. Errors: its own."""
+    for rows in read_rows(segment, settings):
         yield to_batch(rows, schema)
 
 
-def read_rows(
-    segment: SegmentPart, columns: Iterable[str], settings: ReadSettings, damaged: Damaged
-) -> Iterator[RecordRows]:
-    """Decode what columns need of the same records. Errors: ``read_segment``'s."""
-    rows = _PartReader(segment, settings, damaged).rows(columns)
+def read_rows(segment: SegmentPart, settings: ReadSettings) -> Iterator[RecordRows]:
+    """Read the records of a part of a segment; a gap before it in the stream comes first.
+
+    When the settings are permissive, unreadable parts are gaps with the reason. Errors, when they
+    are not: FormatError with file and place, SealedStore, JournalError for a segment that is gone.
+    """
+    rows = _PartReader(segment, settings).rows()
     return in_batches(segment.folder, segment.segment_id, rows)
 
 
@@ -407,20 +384,19 @@ def gap_rows(damage: Iterable[JournalDamage], schema: pa.Schema) -> Iterator[pa.
 class _PartReader:
     """Reads one part of a segment."""
 
-    def __init__(self, segment: SegmentPart, settings: ReadSettings, damaged: Damaged) -> None:
+    def __init__(self, segment: SegmentPart, settings: ReadSettings) -> None:
         self._segment = segment
         self._settings = settings
-        self._damaged = damaged
         self._at_ms = segment.created_ms  # of a gap: that of the record before
         self._gaps: list[Row] = []  # found, not yielded yet
 
-    def rows(self, columns: Iterable[str]) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         """Yield each record, and gaps in the place of lost ones."""
         segment, at = self._segment, self._segment.start
         if 0 <= segment.lost_from < at:
             yield segment.lost_from, at, self._at_ms, Marker(GAP, LOST)
         try:
-            for row in self._records(columns):
+            for row in self._records():
                 at = row[1]
                 yield row
         except OSError as exc:
@@ -432,13 +408,13 @@ class _PartReader:
             self._lost(at, segment.end, exc)
         yield from self._gaps
 
-    def _records(self, columns: Iterable[str]) -> Iterator[Row]:
+    def _records(self) -> Iterator[Row]:
         segment, permissive = self._segment, self._settings.permissive
         key = crypto.load_key(self._settings.key_file) if self._settings.key_file else None
         objects = self._settings.objects.get(segment.folder, "")
         with open_segment(segment, objects) as source:
             decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
-            decode = decoder(columns, key, source.path)
+            decode = decoder(key, source.path)
             gap = self._lost if permissive else None
             for record in read_records(source, segment.base, segment.start, segment.end, gap):
                 offset, at_ms, flags, payload = record
@@ -459,6 +435,4 @@ class _PartReader:
                 yield offset, record.end, at_ms, frame
 
     def _lost(self, begin: int, end: int, why: Exception) -> None:
-        segment = self._segment
         self._gaps.append((begin, end, self._at_ms, Marker(GAP, str(why))))
-        self._damaged(JournalDamage(segment.folder, segment.segment_id, begin, end, str(why)))

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 from relay.audit import lake_columns
 from relay.audit.lake_columns import NUMBER, TEXT, U64
 from relay.audit.sources.journal_columns import (
+    GAP,
     SEALED,
     RecordRows,
     decoder,
     in_batches,
     to_batch,
 )
-from relay.audit.sources.journal_files import ReadSettings, SegmentPart, read_rows
+from relay.audit.sources.journal_files import LOST, ReadSettings, SegmentPart, read_rows
 from relay.base import crypto
 from relay.base.errors import RelayError
 from relay.journal.catalog import SegmentEntry
@@ -34,7 +35,6 @@ _MOVES = pa.schema(
         _LISTED,
     ]
 )
-COLUMNS = sorted({*_SENT.names, *_RECORDS.names, *_MOVES.names})
 SENT = "MessageSent"
 NO_KEY = "records are sealed, and no key opens them"
 
@@ -63,11 +63,11 @@ def read_part(
         found = _inspected(part, shown, settings, local, entry)
         if found is not None:
             return SegmentRows(found, True, [])
-    lost: list[str] = []
-    lenient = settings._replace(permissive=True)
-    every = read_rows(part, COLUMNS, lenient, lambda damage: lost.append(damage.reason))
-    tables = _tables(every, shown)
-    if any(SEALED in batch.column("event").to_pylist() for batch in tables["journal_records"]):
+    tables = _tables(read_rows(part, settings._replace(permissive=True)), shown)
+    others = pa.Table.from_batches(tables["journal_records"], _RECORDS).select(["event", "reason"])
+    events = [(row["event"], row["reason"]) for row in others.to_pylist()]
+    lost = [reason for event, reason in events if event == GAP and reason != LOST]
+    if any(event == SEALED for event, _ in events):
         lost.append(f"{part.folder}: {NO_KEY}")
     return SegmentRows(tables, False, lost)
 
@@ -80,7 +80,7 @@ def _inspected(
     try:
         inspector = SegmentInspector(path, entry)
         try:
-            decode = decoder(COLUMNS, key, path)
+            decode = decoder(key, path)
             rows = (
                 (record.offset, record.end, record.at_ms, decode(record.payload, record.offset))
                 for record in inspector.records()
