@@ -15,7 +15,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,15 @@ def open_descriptors() -> list[str]:
     gc.collect()
     _closing.submit(int).result()
     return sorted(os.listdir("/proc/self/fd"))
+
+
+def descriptors_below(folder: Path) -> list[str]:
+    """The paths below a folder that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if path.startswith(f"{folder}"))
 
 
 close_watcher = InotifyWatcher.close

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from tests.box import open_descriptors
+from tests.box import descriptors_below
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
     """A descriptor of tmp_path; the test may not leave another one open."""
-    before = len(open_descriptors())
     fd = fsio.open_dir(str(tmp_path))
     yield fd
     os.close(fd)
-    assert len(open_descriptors()) == before
+    assert descriptors_below(tmp_path) == []

@@ -13,7 +13,7 @@ from relay.base import fsio
 from relay.base.config import decode
 from relay.base.errors import EXIT_STATE, HomeMissing, InvalidName, UnsafePath
 from relay.base.home import MAX_OPEN_DIRS, Home, use_openat2
-from tests.box import open_descriptors
+from tests.box import descriptors_below
 
 TREE = [
     "agents",
@@ -50,13 +50,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def home(root: Path) -> Iterator[Home]:
+def home(root: Path, tmp_path: Path) -> Iterator[Home]:
     """A home with alice in it; no descriptor of it is left open."""
-    before = len(open_descriptors())
     with Home.create(str(root)) as made:
         made.make_agent("alice")
         yield made
-    assert len(open_descriptors()) == before
+    assert descriptors_below(tmp_path) == []
 
 
 def tree(root: Path) -> dict[str, int]:
@@ -150,11 +149,10 @@ def test_what_is_not_ours_at_the_top_keeps_its_mode(home: Home, root: Path) -> N
 def test_a_directory_that_is_no_home_is_not_taken_for_one(root: Path, name: str) -> None:
     Home.create(str(root), b"{}").close()
     (root / name).rename(root / "elsewhere")
-    before = len(open_descriptors())
     with pytest.raises(HomeMissing, match="is not a relay home") as caught:
         Home(str(root))
     assert caught.value.exit_code == EXIT_STATE
-    assert len(open_descriptors()) == before
+    assert descriptors_below(root) == []
 
 
 def test_where_there_is_nothing_there_is_no_home(root: Path) -> None:
@@ -286,18 +284,18 @@ def test_a_link_anywhere_is_refused_and_not_followed(
     assert tree(outside) == before
 
 
-def test_a_directory_is_opened_once_and_given_back(home: Home) -> None:
-    before = open_descriptors()
+def test_a_directory_is_opened_once_and_given_back(home: Home, root: Path) -> None:
+    before = descriptors_below(root)
     with home.dirs() as dirs:
         fd = dirs.get("agents", "alice", "outbox")
         assert dirs.get("agents", "alice", "outbox") == fd
         assert os.path.samestat(os.fstat(fd), os.stat(home.path("agents/alice/outbox")))
     assert len(dirs) == 0
-    assert open_descriptors() == before
+    assert descriptors_below(root) == before
 
 
 def test_however_many_are_used_only_so_many_stay_open(home: Home, root: Path) -> None:
-    before = len(open_descriptors())
+    before = len(descriptors_below(root))
     names = [f"{number:03}" for number in range(MAX_OPEN_DIRS + 50)]
     with home.dirs() as dirs:
         first = dirs.ensure("tmp", "first")
@@ -305,9 +303,9 @@ def test_however_many_are_used_only_so_many_stay_open(home: Home, root: Path) ->
             fsio.create("x", b"", dirs.ensure("tmp", name))
             assert dirs.get("tmp", "first") == first  # used all the time, it stays
         assert len(dirs) == MAX_OPEN_DIRS
-        assert len(open_descriptors()) == before + MAX_OPEN_DIRS
+        assert len(descriptors_below(root)) == before + MAX_OPEN_DIRS
         fsio.create("y", b"", dirs.get("tmp", names[0]))  # closed meanwhile: opened again
-    assert len(open_descriptors()) == before
+    assert len(descriptors_below(root)) == before
     assert sorted(os.listdir(root / "tmp" / names[0])) == ["x", "y"]
 
 
@@ -327,7 +325,6 @@ def test_a_home_that_cannot_be_completed_is_given_back(root: Path, tmp_path: Pat
     Home.create(str(root), b"{}").close()
     (root / "agents/operator").rename(tmp_path / "operator")
     (root / "agents/operator").symlink_to(tmp_path / "operator")
-    before = open_descriptors()
     with pytest.raises(UnsafePath):
         Home.create(str(root), b"{}")
-    assert open_descriptors() == before
+    assert descriptors_below(tmp_path) == []

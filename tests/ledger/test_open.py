@@ -14,7 +14,7 @@ from relay.ledger import schema as schema_module
 from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
 from relay.ledger.schema import schema_sql
-from tests.box import open_descriptors
+from tests.box import descriptors_below
 from tests.ledger.support import Look, record
 
 pytestmark = pytest.mark.shows("ready 1.2")
@@ -120,10 +120,9 @@ def test_a_newer_version_is_refused_and_left_alone(ledger_path: str) -> None:
 def test_a_file_that_is_no_database_is_refused_and_left_alone(read: type, ledger_path: str) -> None:
     data = b"this is no database at all" * 1000
     Path(ledger_path).write_bytes(data)
-    before = open_descriptors()
     with pytest.raises(LedgerError) as caught:
         read(ledger_path)
-    assert open_descriptors() == before
+    assert descriptors_below(Path(ledger_path).parent) == []
     assert "not a database" in one_line(caught.value, ledger_path)
     assert caught.value.exit_code == EXIT_FAILED
     assert Path(ledger_path).read_bytes() == data
