@@ -22,8 +22,8 @@ from relay.cli import check as kinds
 from relay.cli.check import key_option, kind_of
 from relay.cli.common import findings_json, sanitize, when
 from relay.cli.upkeep import cell, json_value
-from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry
-from relay.journal.check import ChunkInspector, SegmentInspector, load_snapshot
+from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry, load_snapshot
+from relay.journal.check import ChunkInspector, SegmentInspector
 from relay.journal.format import Record
 from relay.journal.manifest_format import REASONS, ManifestRecord
 from relay.journal.manifest_reader import chunk_indexes, chunk_path

@@ -19,7 +19,7 @@ from relay.delivery.eventlog import EventLog
 from relay.journal import tier_plan
 from relay.journal.catalog import SegmentEntry
 from relay.journal.manifest_reader import checkpoint_offsets
-from relay.journal.tier_plan import JobResult, JournalCommand, PlanInputs, TierJob, TierPolicy
+from relay.journal.tier_plan import JobResult, JournalCommand, TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 
 
@@ -68,9 +68,7 @@ def prunes(
     entries: Sequence[SegmentEntry], policy: TierPolicy, clock: Clock, below: int
 ) -> list[TierJob]:
     """Segments that retention would drop below an offset, oldest first, with the reason."""
-    return list(
-        tier_plan.prunes(entries, policy, PlanInputs(clock.now_ns() // NS_PER_MS, below, {}))
-    )
+    return list(tier_plan.prunes(entries, policy, clock.now_ns() // NS_PER_MS, below))
 
 
 def safe_offset(home: Home) -> int:

@@ -329,11 +329,15 @@ def _decode_entry(data: bytes, at: int, path: str) -> SegmentEntry:
     return SegmentEntry(*(*numbers, Residency(tiers), bool(sealed), dictionary_id, *texts))
 
 
-def read_snapshot(stream_dir: str, snapshot_id: int) -> CatalogSnapshot:
-    """Read and verify a snapshot. Errors: OSError, UnsafePath, FormatError and subclasses."""
-    path = snapshot_path(stream_dir, snapshot_id)
+def load_snapshot(path: str, snapshot_id: int = 0) -> CatalogSnapshot:
+    """A snapshot file by its path. Errors: FormatError and subclasses, OSError, UnsafePath."""
     data, _ = fsio.read_regular(path, None, _MAX_BYTES, shared=True)
     return decode_snapshot(data, path, snapshot_id)
+
+
+def read_snapshot(stream_dir: str, snapshot_id: int) -> CatalogSnapshot:
+    """Read and verify a snapshot. Errors: as ``load_snapshot``."""
+    return load_snapshot(snapshot_path(stream_dir, snapshot_id), snapshot_id)
 
 
 def write_snapshot(stream_dir: str, snapshot: CatalogSnapshot) -> None:

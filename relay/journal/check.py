@@ -1,23 +1,22 @@
 """Checking a stream: every chunk, snapshot and segment, and whether they agree. Reads only.
 
-Inspectors yield the good records of one file, and collect ``findings``. A file may be written at
-the same time: what looks wrong is read again before it counts.
+Inspectors yield the good records of one file, and collect ``findings``. Files may be written, and
+copies of segments moved, at the same time: of a check counts what a second reading finds, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
 from relay.base import fsio
 from relay.base.errors import FormatError, IntegrityError, RelayError
 from relay.base.finding import Finding, Severity
 from relay.journal.catalog import (
-    CatalogSnapshot,
     Residency,
     SegmentEntry,
-    decode_snapshot,
+    load_snapshot,
     snapshot_ids,
     snapshot_path,
 )
@@ -35,6 +34,7 @@ from relay.journal.format import (
     crc64,
     decode_records,
     decode_segment_header,
+    find_any_record,
     length_without_zeros,
 )
 from relay.journal.manifest_format import CHUNK_MAGIC, SNAPSHOT_MAGIC, ChunkHeader, ManifestRecord
@@ -45,7 +45,6 @@ from relay.journal.manifest_reader import (
     chunk_path,
     decode_chunk,
     load_chunk,
-    read_manifest,
     salvage_chunk,
 )
 from relay.journal.segment import (
@@ -67,27 +66,26 @@ REPAIRED_BY = (
 )
 SALVAGED = "their events may still be in the store's files and archives"
 TORN = "the next start sets it aside; nothing in it had been accepted"
-T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _GAP = int(RecordFlag.GAP)  # an int: the & of flags takes three times as long, for every record
-_ZEROS = bytes(1 << 16)
-_TRIES = 5  # reads of a file that is being written
 
 
-def read_stable(load: Callable[[], bytes], read: Callable[[bytes], T]) -> T:
-    """Load and decode a file; load it again if it is invalid and changes meanwhile.
+def _confirmed(path: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """The findings of two readings; the second is made only if the first finds something."""
+    found = _read(path, look)
+    again = _read(path, look) if found else []
+    return [finding for finding in found if finding in again]
 
-    Errors: those of ``read``, for bytes that stay the same.
-    """
-    data = load()
-    for _ in range(_TRIES):
-        try:
-            return read(data)
-        except FormatError:
-            before, data = data, load()
-            if data == before:
-                break
-    return read(data)
+
+def _read(path: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """The findings of one reading; an error that ends it is the last of them."""
+    found: list[Finding] = []
+    try:
+        for finding in look():
+            found.append(finding)
+    except (RelayError, OSError) as exc:
+        found.append(_of_error(exc, path))
+    return found
 
 
 class SegmentInspector:
@@ -118,7 +116,8 @@ class SegmentInspector:
 
     def records(self) -> Iterator[Record]:
         """Every good record. After damage it continues at the next record whose offset fits."""
-        for record in self._walk():
+        end = self.base + (self.footer.durable_bytes if self.footer else self.size) - FIRST_RECORD
+        for record in read_records(self.source, self.base, self.base, end, self._gap):
             self.count += 1
             if record.flags & _GAP:
                 where = f"{self.path} at {self._at(record.offset)}"
@@ -127,29 +126,6 @@ class SegmentInspector:
                 self.findings.append(Finding(WHAT, where, found, SALVAGED))
             else:
                 yield record
-
-    def _walk(self) -> Iterator[Record]:
-        """Records, gap records included. An incomplete record is read again: it may have been
-        written at that moment."""
-        at, base = self.base, self.base
-        end = base + (self.footer.durable_bytes if self.footer else self.size) - FIRST_RECORD
-        while at < end:
-            try:
-                for record in read_records(self.source, base, at, end):
-                    yield record
-                    at = record.end
-            except IntegrityError:
-                if self.footer is None and self._is_zero_from(at):
-                    return  # allocated ahead
-                # else it is read again from there; if it fails again, it is damaged
-            else:
-                return
-            for record in read_records(self.source, base, at, end, self._gap):
-                yield record
-                at = record.end
-                break
-            else:
-                return
 
     def verify(self) -> None:
         """Verify the records, the footer, the checksum, and the entry in the catalog."""
@@ -169,28 +145,22 @@ class SegmentInspector:
         return FIRST_RECORD + offset - self.base
 
     def _gap(self, begin: int, end: int, why: IntegrityError) -> None:
-        """Report bytes that are not a good record: a torn tail, or damage."""
+        """Report bytes that are not a good record: a torn tail, or damage; not zeros at the end,
+        which are allocated ahead."""
         at, behind = self._at(begin), self._at(end)
         is_last = self.footer is None and behind >= self.size
         if not is_last:
             self._add(why, f"; offsets [{begin}, {end}) are lost", REPAIRED_BY)
             return
         rest = self.source.read_at(at, behind - at)
+        if self.footer is None and not length_without_zeros(rest):
+            return
         if self.source.read_at(at, behind - at) != rest:
             self.findings.append(_warning(f"{self.path} at {at}", "being written"))
         elif is_footer(rest, at):
             self.findings.append(_warning(f"{self.path} at {at}", "sealed, and not truncated yet"))
         else:
             self._add(why, f": a torn tail of {length_without_zeros(rest)} bytes", TORN)
-
-    def _is_zero_from(self, offset: int) -> bool:
-        """True if only zeros follow; in pieces that fit a cache, since they are megabytes."""
-        at = self._at(offset)
-        while piece := self.source.read_at(at, len(_ZEROS)):
-            if piece != _ZEROS[: len(piece)]:
-                return False
-            at += len(piece)
-        return True
 
     def _read_footer(self) -> Footer | None:
         """The footer of a sealed and truncated file."""
@@ -216,7 +186,8 @@ class SegmentInspector:
             piece
         ):
             return claimed
-        return _base_behind_damage(piece, claimed)
+        placed = find_any_record(piece, 0, HeaderCrcs())  # the first record is damaged
+        return placed[1] - placed[0] if placed else claimed
 
     def _verify_footer(self, footer: Footer) -> None:
         at = footer.durable_bytes
@@ -264,17 +235,6 @@ def _open(path: str) -> tuple[SegmentSource, int]:
     return warm, warm.size
 
 
-def _base_behind_damage(piece: bytes, claimed: int) -> int:
-    """The base, by the next good record, where the first record's header is damaged."""
-    for at in range(1, len(piece) - RECORD.size):
-        length, _, offset = RECORD.unpack_from(piece, at)[:3]
-        if at + RECORD.size + length > len(piece) or offset < at:
-            continue
-        if decode_records(piece[at : at + RECORD.size + length], offset, HeaderCrcs()):
-            return int(offset) - at
-    return claimed
-
-
 def file_kind(path: str) -> str:
     """``segment``, ``chunk`` or ``snapshot``, by the first bytes; a warm segment by its name.
 
@@ -306,13 +266,13 @@ class ChunkInspector:
         self.next_record: int | None = None
         self.header: ChunkHeader | None = None  # None: the chunk is damaged
         try:
-            chunk = read_stable(
-                lambda: load_chunk(path),
-                lambda data: decode_chunk(data, path, _index(data, index), base),
-            )
+            data = load_chunk(path)
+            # of a file that is checked alone, the index in its header
+            expected = int.from_bytes(data[16:24], "little") if index is None else index
+            chunk = decode_chunk(data, path, expected, base)
         except FormatError as exc:
             self.findings.append(_of_error(exc, path))
-            self.records, self.ends = salvage_chunk(load_chunk(path), path)
+            self.records, self.ends = salvage_chunk(data, path)
             return
         self.header, self.records, self.ends = chunk.header, chunk.records, chunk.ends
         self.next_record = chunk.header.base_record + len(chunk.records)
@@ -327,41 +287,25 @@ class ChunkInspector:
             self.findings.append(_warning(path, text))
 
 
-def _index(data: bytes, index: int | None) -> int:
-    """The expected index of a chunk; for a file checked alone, the index in its header."""
-    return int.from_bytes(data[16:24], "little") if index is None else index
-
-
-def load_snapshot(path: str, snapshot_id: int = 0) -> CatalogSnapshot:
-    """A snapshot file by its path. Errors: FormatError and subclasses, OSError, UnsafePath."""
-    data = load_chunk(path)
-    return decode_snapshot(data, path, snapshot_id)
-
-
 def check(path: str) -> Iterator[Finding]:
     """Check a stream's directory, or one file of it. Does not raise for damaged files."""
-    try:
-        if not os.path.isdir(path):
-            yield from _check_file(path)
-            return
-        yield from _check_catalog(path)
+    if not os.path.isdir(path):
+        yield from _confirmed(path, lambda: _check_file(path))
+        return
+    yield from check_manifest(path)
+    with contextlib.suppress(RelayError, OSError):  # the check of the manifest reports it
         for file in segment_files(path):
             for copy in dict.fromkeys((file.path, warm_path(path, file.segment_id))):
                 if copy and os.path.exists(copy):
                     yield from check_segment(copy, file.entry)
-    except (RelayError, OSError) as exc:
-        yield _of_error(exc, path)
 
 
-def check_manifest(stream_dir: str) -> Iterator[Finding]:
+def check_manifest(stream_dir: str) -> list[Finding]:
     """Check a stream's manifest and snapshots, and that the segment files in them exist.
 
     Does not read the segments. Does not raise for damaged files.
     """
-    try:
-        yield from _check_catalog(stream_dir)
-    except (RelayError, OSError) as exc:
-        yield _of_error(exc, stream_dir)
+    return _confirmed(stream_dir, lambda: _check_catalog(stream_dir))
 
 
 def _check_catalog(stream_dir: str) -> Iterator[Finding]:
@@ -377,7 +321,7 @@ def _of_error(exc: RelayError | OSError, path: str) -> Finding:
 def _check_file(path: str) -> Iterator[Finding]:
     kind = file_kind(path)
     if kind == "segment":
-        yield from check_segment(path, None)
+        yield from _check_segment(path, None)
     elif kind == "chunk":
         yield from ChunkInspector(path).findings
     else:
@@ -448,7 +392,7 @@ def _check_residency(stream_dir: str, entry: SegmentEntry) -> Iterator[Finding]:
         for tier, path in copies.items()
         if entry.residency & tier and not _may_exist(path)
     }
-    if missing and _is_current(stream_dir, entry):
+    if missing:
         is_whole = any(map(_may_exist, copies.values()))
         severity = Severity.WARNING if is_whole else Severity.ERROR
         for path, tier in missing.items():
@@ -464,33 +408,21 @@ def _may_exist(path: str) -> bool:
         return True
 
 
-def _is_current(stream_dir: str, entry: SegmentEntry) -> bool:
-    """True if the manifest still has this entry: a copy may have been evicted meanwhile."""
-    now = read_manifest(stream_dir, lambda line: None).catalog.entries
-    return now.get(entry.segment_id) == entry
-
-
 def check_segment(path: str, entry: SegmentEntry | None) -> list[Finding]:
-    """Check one copy of a segment, and compare it with its entry.
+    """Check one copy of a segment, and compare it with its entry. Does not raise for damaged
+    files."""
+    return _confirmed(path, lambda: _check_segment(path, entry))
 
-    Findings count if a second reading has them, too, since the file may be being written. Does not
-    raise for damaged files.
-    """
-    before: list[Finding] | None = None
-    while True:
-        try:
-            inspector = SegmentInspector(path, entry)
-        except FileNotFoundError:
-            return []  # sealed and evicted since the manifest was read
-        except (RelayError, OSError) as exc:
-            return [_of_error(exc, path)]
-        try:
-            inspector.verify()
-        except (RelayError, OSError) as exc:
-            inspector.findings.append(_of_error(exc, path))
-        finally:
-            inspector.close()
-        errors = [finding for finding in inspector.findings if finding.severity is Severity.ERROR]
-        if not errors or errors == before:
-            return inspector.findings
-        before = errors
+
+def _check_segment(path: str, entry: SegmentEntry | None) -> list[Finding]:
+    try:
+        inspector = SegmentInspector(path, entry)
+    except FileNotFoundError:
+        return []  # sealed and evicted since the manifest was read
+    try:
+        inspector.verify()
+    except (RelayError, OSError) as exc:
+        inspector.findings.append(_of_error(exc, path))
+    finally:
+        inspector.close()
+    return inspector.findings

@@ -323,13 +323,13 @@ class RemoteCopies:
 
     def _get(self, key: str, path: str) -> None:
         """Download an object to ``path``, and verify size and checksum by its metadata."""
-        download = self.objects.get(key)
+        facts, received = self.objects.get(key)
         with NewFile(path) as file:
             crc = 0
-            for piece in download.pieces:
+            for piece in received:
                 file.write(piece)
                 crc = crc64(piece, crc)
-            expected = {"size": download.facts.size, CRC: download.facts.metadata.get(CRC)}
+            expected = {"size": facts.size, CRC: facts.metadata.get(CRC)}
             found = {"size": file.size, CRC: f"{crc:016x}"}
             if found != expected:
                 raise self._wrong(key, expected, found)

@@ -43,13 +43,6 @@ class ObjectFacts(NamedTuple):
     metadata: dict[str, str]
 
 
-class Download(NamedTuple):
-    """An object being read."""
-
-    facts: ObjectFacts
-    pieces: Iterator[bytes]  # errors while reading: ObjectError
-
-
 class ObjectStore(Protocol):
     """A store for Tier 2. Every error is an ObjectError with a Reason; calls do not retry."""
 
@@ -62,8 +55,11 @@ class ObjectStore(Protocol):
         """Store the file ``path``, durably; its ETag. Errors: ObjectConflict when the object
         exists, ObjectError."""
 
-    def get(self, key: str) -> Download:
-        """Read an object. Errors: ObjectError; Reason.MISSING if it does not exist."""
+    def get(self, key: str) -> tuple[ObjectFacts, Iterator[bytes]]:
+        """Read an object: its facts, and its bytes in pieces.
+
+        Errors, also while reading: ObjectError; Reason.MISSING if it does not exist.
+        """
 
     def delete(self, key: str) -> None:
         """Delete an object, durably; a missing one is ignored."""
@@ -113,12 +109,12 @@ class DirectoryObjects:
                 file.commit()
             return etag
 
-    def get(self, key: str) -> Download:
+    def get(self, key: str) -> tuple[ObjectFacts, Iterator[bytes]]:
         """Read the file; the caller verifies it."""
         facts = self.head(key)
         if facts is None:
             raise ObjectMissing(f"{self.url}/{key}: no such object", Reason.MISSING)
-        return Download(facts, self._read(key))
+        return facts, self._read(key)
 
     def delete(self, key: str) -> None:
         """Delete the object before its metadata, which alone do not count."""
@@ -226,11 +222,11 @@ class S3Objects:
             )
         return str(answer["e_tag"] or "").strip('"')
 
-    def get(self, key: str) -> Download:
+    def get(self, key: str) -> tuple[ObjectFacts, Iterator[bytes]]:
         """Send a GET request, and stream the bytes."""
         with self._failing(key):
             answer = self._obstore.get(self._store, self._at(key))
-            return Download(_facts(answer), self._read(key, answer))
+            return _facts(answer), self._read(key, answer)
 
     def delete(self, key: str) -> None:
         """Send a DELETE request."""

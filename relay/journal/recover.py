@@ -175,20 +175,12 @@ def set_aside_torn(fd: int, path: str, position: int) -> str:
     return kept
 
 
-class Salvaged(NamedTuple):
-    """The result of salvaging a damaged segment."""
-
-    footer: Footer
-    end: int  # logical offset after its last record
-    gaps: list[tuple[int, int]]  # logical offsets, from and to
-    kept: str  # new name of the damaged file
-
-
 def salvage(
     fd: int, path: str, header: SegmentHeader, base: int, ext_id: int, covered: int
-) -> Salvaged:
+) -> tuple[Footer, list[tuple[int, int]], str]:
     """Write the good records of a damaged segment to a new file, at their old offsets; seal it.
 
+    Returns its footer, the gaps (logical offsets, from and to), and the damaged file's new name.
     Lost records are replaced by one of RecordFlag.GAP of the same length with the damaged bytes,
     so the file is a normal segment. The damaged one is kept as ``NAME.bad``; at any instant one of
     the two has the segment's name. If the last commit is torn, too, records after its gap do not
@@ -215,7 +207,7 @@ def salvage(
     footer = Footer(count, len(body), crc64(body), ext_id, flags)
     kept = fsio.free_name(path + ".bad")
     fsio.write_atomic(path, body + footer.encode(), keep=kept)
-    return Salvaged(footer, base + end - FIRST_RECORD, gaps, kept)
+    return footer, gaps, kept
 
 
 def _without_torn(data: bytes, shift: int, covered: int) -> list[tuple[int, int, int]]:
@@ -440,14 +432,15 @@ class Recovery:
     def _salvage(
         self, fd: int, path: str, header: SegmentHeader, base: int, covered: int, why: str
     ) -> int:
-        done = salvage(fd, path, header, base, self._ext_id, covered)
-        gaps = ", ".join(f"[{begin}, {end})" for begin, end in done.gaps) or "none inside"
+        footer, gaps, kept = salvage(fd, path, header, base, self._ext_id, covered)
+        lost = ", ".join(f"[{begin}, {end})" for begin, end in gaps) or "none inside"
         self._warn(
-            f"{why}: damage; {done.footer.record_count - len(done.gaps)} records salvaged,"
-            f" lost offsets: {gaps}; the damaged file is {done.kept}"
+            f"{why}: damage; {footer.record_count - len(gaps)} records salvaged,"
+            f" lost offsets: {lost}; the damaged file is {kept}"
         )
-        self._sealed(header.segment_id, done.end, done.footer)
-        return done.end
+        end = base + footer.durable_bytes - FIRST_RECORD
+        self._sealed(header.segment_id, end, footer)
+        return end
 
     def _seal(self, active: ActiveSegment) -> None:
         """Seal a segment that has a successor."""

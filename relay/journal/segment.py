@@ -162,7 +162,9 @@ def _skip_damage(
     why = IntegrityError(source.path, position, *describe_fault(data, at, starts))
     if gap is None:
         raise why
-    found = find_record(data, 1, at, starts)
+    found = find_record(data, 0, at, starts)
+    if found == 0:
+        return at  # it was being written
     behind = end if found < 0 else at + found
     gap(at, behind, why)
     return behind

@@ -91,14 +91,6 @@ COMMAND_JOBS = {  # verb -> job, and the result in words
 }
 
 
-class PlanInputs(NamedTuple):
-    """The facts that a plan depends on, beside the catalog."""
-
-    now_ms: int
-    safe_offset: int  # two checkpoints cover the stream below this offset
-    read_ns: Mapping[int, int]  # last read of each segment, by id; monotonic
-
-
 def sealed_ms(entries: Sequence[SegmentEntry]) -> dict[int, int]:
     """The time each segment was sealed, which is when the next one was opened."""
     following = [*entries[1:], entries[-1]] if entries else []
@@ -106,14 +98,14 @@ def sealed_ms(entries: Sequence[SegmentEntry]) -> dict[int, int]:
 
 
 def compressions(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
+    entries: Sequence[SegmentEntry], policy: TierPolicy, now_ms: int
 ) -> Iterator[TierJob]:
     """Compress segments that are in Tier 0 only, and were sealed long enough ago."""
     if not (policy.compress or policy.objects):
         return
     sealed = sealed_ms(entries)
     for entry in entries:
-        age_ms = inputs.now_ms - sealed[entry.segment_id]
+        age_ms = now_ms - sealed[entry.segment_id]
         if (
             entry.sealed
             and entry.residency == Residency.TIER0
@@ -131,17 +123,23 @@ def uploads(entries: Sequence[SegmentEntry], policy: TierPolicy) -> Iterator[Tie
 
 
 def evictions(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
+    entries: Sequence[SegmentEntry],
+    policy: TierPolicy,
+    now_ms: int,
+    safe_offset: int,
+    read_ns: Mapping[int, int],
 ) -> Iterator[TierJob]:
     """Evict local copies that are too old or exceed the budget, least recently read first.
 
     Tier 0 copies go before compressed ones, which are smaller and can be read in place.
+    ``safe_offset``: two checkpoints cover the stream below it. ``read_ns``: the last read of each
+    segment, by id, on any clock.
     """
     sealed = sealed_ms(entries)
-    ordered = sorted(entries, key=lambda e: (inputs.read_ns.get(e.segment_id, 0), e.segment_id))
+    ordered = sorted(entries, key=lambda e: (read_ns.get(e.segment_id, 0), e.segment_id))
     total = sum(local_bytes(entry) for entry in entries)
-    for entry, tier in _evictable(ordered, inputs.safe_offset):
-        age_ms = inputs.now_ms - sealed[entry.segment_id]
+    for entry, tier in _evictable(ordered, safe_offset):
+        age_ms = now_ms - sealed[entry.segment_id]
         size = copy_bytes(entry, tier)
         if age_ms > policy.local_age_s * _MS:
             why = f"{elapsed(age_ms * NS_PER_MS)} old"
@@ -155,14 +153,14 @@ def evictions(
 
 
 def prunes(
-    entries: Sequence[SegmentEntry], policy: TierPolicy, inputs: PlanInputs
+    entries: Sequence[SegmentEntry], policy: TierPolicy, now_ms: int, safe_offset: int
 ) -> Iterator[TierJob]:
     """Prune segments by age and size, oldest first, up to the first that has to stay."""
     sealed = sealed_ms(entries)
     total = sum(entry.file_bytes for entry in entries if entry.sealed)
     for entry in entries:
-        age_ms = inputs.now_ms - sealed[entry.segment_id]
-        if not entry.sealed or entry.end_offset > inputs.safe_offset:
+        age_ms = now_ms - sealed[entry.segment_id]
+        if not entry.sealed or entry.end_offset > safe_offset:
             return
         if policy.keep_age_s is not None and age_ms > policy.keep_age_s * _MS:
             kept = elapsed(int(policy.keep_age_s * NS_PER_S))

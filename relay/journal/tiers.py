@@ -34,7 +34,7 @@ from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.objects import ObjectStore, open_objects
 from relay.journal.segment import FileSource, SegmentSource
-from relay.journal.tier_plan import JobKind, JobResult, PlanInputs, TierJob, TierPolicy
+from relay.journal.tier_plan import JobKind, JobResult, TierJob, TierPolicy
 from relay.journal.warm import WarmSegment
 
 WORKER_NICE = 10  # of 19: agents come first, yet the work gets done
@@ -266,17 +266,16 @@ class Tiers:
     def _tasks(self) -> Iterator[_Task]:
         """All planned tasks, those that free disk space first."""
         entries, policy, now_ms = self.entries(), self.policy, self._clock.now_ns() // NS_PER_MS
-        inputs = PlanInputs(now_ms, self.safe_offset, self._read_ns)
         deleting = self._manifest.catalog.deleting
         for entry in entries if self._remote else ():
             if entry.segment_id in deleting:
                 text = f"delete {deleting[entry.segment_id]}"
                 yield _Task(text, _STORE, text, partial(self._tier2().delete, entry))
         for jobs in (
-            tier_plan.evictions(entries, policy, inputs),
-            tier_plan.compressions(entries, policy, inputs),
+            tier_plan.evictions(entries, policy, now_ms, self.safe_offset, self._read_ns),
+            tier_plan.compressions(entries, policy, now_ms),
             tier_plan.uploads(entries, policy),
-            tier_plan.prunes(entries, policy, inputs),
+            tier_plan.prunes(entries, policy, now_ms, self.safe_offset),
         ):
             for job in jobs:
                 key = f"{job.kind} {job.entry.segment_id}"

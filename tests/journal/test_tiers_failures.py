@@ -33,7 +33,7 @@ def test_other_content_under_the_key_is_never_overwritten(
     (told,) = stream.tiers.waiting()
     assert told.startswith("waits for the operator: upload segment 0") and told in lines
     assert "another stream may write there" in told
-    assert b"".join(tier2.get(key).pieces) == b"another stream's"
+    assert b"".join(tier2.get(key)[1]) == b"another stream's"
     assert stream.residency(0, 1) == [T1, T2]  # the one is kept, the other goes its way
     assert stream.noted(0)[-2:] == ["UploadStarted", "UploadFailed"]
     assert stream.read() == stream.expected()

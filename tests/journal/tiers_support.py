@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from relay.journal.catalog import Residency, SegmentEntry
 from relay.journal.journal import Append, Journal
 from relay.journal.manifest_format import ManifestType
 from relay.journal.manifest_reader import read_manifest
-from relay.journal.objects import DirectoryObjects, Download, ObjectFacts, ObjectStore
+from relay.journal.objects import DirectoryObjects, ObjectFacts, ObjectStore
 from relay.journal.segment import SegmentPolicy
-from relay.journal.tier_plan import PlanInputs, TierJob, TierPolicy
+from relay.journal.tier_plan import TierJob, TierPolicy
 from relay.journal.tiers import Tiers
 from tests.fakes import FakeClock
 from tests.journal.payloads import payload
@@ -44,7 +44,7 @@ class FaultyObjects:
     def put(self, key: str, path: str, metadata: dict[str, str]) -> str:
         return self._call("put", key, path, metadata)
 
-    def get(self, key: str) -> Download:
+    def get(self, key: str) -> tuple[ObjectFacts, Iterator[bytes]]:
         return self._call("get", key)
 
     def delete(self, key: str) -> None:
@@ -105,8 +105,8 @@ class Stream:
 
     def prunes(self) -> list[TierJob]:
         """What retention would remove now."""
-        inputs = PlanInputs(self.clock.now_ns() // NS_PER_MS, self.tiers.safe_offset, {})
-        return list(tier_plan.prunes(self.tiers.entries(), self.tiers.policy, inputs))
+        now_ms, below = self.clock.now_ns() // NS_PER_MS, self.tiers.safe_offset
+        return list(tier_plan.prunes(self.tiers.entries(), self.tiers.policy, now_ms, below))
 
     def settle(self, segments: int) -> None:
         """So many segments more, covered, and whatever is due done."""

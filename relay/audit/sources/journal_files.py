@@ -337,7 +337,7 @@ def _download(
 def _get(store: ObjectStore, key: str, path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
-        for piece in store.get(key).pieces:
+        for piece in store.get(key)[1]:
             file.write(piece)
 
 
