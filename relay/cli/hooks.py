@@ -24,8 +24,8 @@ from relay.cli.common import (
     root_to_take_from,
     sanitize,
 )
-from relay.reach import installed, settings
-from relay.reach.settings import Change
+from relay.reach import installed, settings, settings_file
+from relay.reach.settings_file import Change
 from relay.reach.vendors import ASKED, REWAKE, REWAKE_TEXT, VENDORS, Vendor
 from relay.views.ids import resolve_id
 
@@ -182,7 +182,7 @@ def _carry_out(
         elif dry_run:
             _show(change)
         else:
-            settings.write(change)
+            settings_file.write(change)
             is_moved = done == "installed" and change.keeps is False
             click.echo(f"{vendor.name}: {'moved from' if is_moved else f'{done} in'} {change.path}")
 

@@ -54,7 +54,9 @@ def hook_states(root: str, project: str, names: tuple[str, ...] = ()) -> list[Ho
             *_states(vendor, os.path.expanduser("~"), own, takers, user=True),
             *_states(vendor, project, own, takers, user=False),
         ]
-        if states[0].events and any(state.events for state in states[1:]):
+        users = os.path.realpath(states[0].path)  # the project's own in the home directory
+        others = [state for state in states if os.path.realpath(state.path) != users]
+        if states[0].events and any(state.events for state in others):
             takers.append(f"they are installed for the user, too, and run twice: {states[0].path}")
         silent = [f"{s.agent}: {why}" for s in own if s.is_live and (why := silence(root, s))]
         for state in states:

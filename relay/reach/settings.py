@@ -1,9 +1,7 @@
 """Settings files of agent CLIs: our hooks go in, and exactly they come out again.
 
 Entries of others, their order and unknown keys stay. A file that cannot be understood, is read-only
-or belongs to somebody else is left alone. The file as it was before the first installation is kept
-beside it, with the ending ``.before-relay``, until a removal puts it back. A symbolic link stays
-one: the file that it names is replaced, by rename; but none that leads out of a project.
+or belongs to somebody else is left alone, and so is a link that leads out of a project.
 
 A hook must not decide anything for the agent CLI by the way in which it fails: exit 2 would refuse
 a prompt, or wake a session, and is also what a program says that does not know an option. So the
@@ -17,40 +15,24 @@ import json
 import os
 import re
 import shlex
-import stat
 import tomllib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.base.errors import SettingsError
 from relay.base.text import visible
 from relay.reach.bell import WOKEN
+from relay.reach.settings_file import BACKUP, Change, check_writable, text_of
 from relay.reach.vendors import ASKED, FOR_TOOL, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
-BACKUP = ".before-relay"
 SERVER = "agent-relay"  # the name of the MCP server
-MAX_BYTES = 16 << 20
 ENDS_WELL = " || exit 0"
 WAKES = f" ; [ $? -eq {WOKEN} ] && exit 2 ; exit 0"
 _TOML_BEGIN, _TOML_END = "# >>> agent-relay >>>", "# <<< agent-relay <<<"
+_TOML_TABLE = re.compile(r"^\[mcp_servers\.agent-relay[\].].*\n(?:(?![\[#]).*\n)*", re.MULTILINE)
 _TAKES = re.compile(r"\brelay\b[^|;&]*\binbox\b[^|;&]*--take\b")
 Settings = dict[str, Any]
 Edit = Callable[[str, str | None], str | None]  # path and text of a file -> its new text
-
-
-class Change(NamedTuple):
-    """The change of one file by an installation or removal."""
-
-    path: str
-    before: str | None  # its text; None: there is none
-    after: str | None  # None: it is removed
-    keeps: bool | None = None  # a copy of the text before; False: the copy goes; None: as it is
-    folder: str = ""  # the directory of the user or the project, in which it is
-
-    @property
-    def is_change(self) -> bool:
-        """False if the file stays as it is."""
-        return self.before != self.after
 
 
 def hook_files(vendor: Vendor, folder: str, *, user: bool) -> list[str]:
@@ -90,7 +72,7 @@ def installation(
         )
     changes = []
     for path, steps in edits.items():
-        before = after = _text_of(path)
+        before = after = text_of(path)
         bare = _without_ours(vendor, path, before)
         for step in steps:
             after = step(path, after)
@@ -112,12 +94,12 @@ def removal(vendor: Vendor, folder: str, *, user: bool) -> list[Change]:
 
 def _removal(vendor: Vendor, path: str) -> Change:
     """The file without ours: as it was before them, unless it was changed since."""
-    text = _text_of(path)
+    text = text_of(path)
     bare = _without_ours(vendor, path, text)
     if _same(path, bare, text):
         return Change(path, text, text)
     with contextlib.suppress(SettingsError):  # a copy that is not one
-        copy = _text_of(os.path.realpath(path) + BACKUP)
+        copy = text_of(os.path.realpath(path) + BACKUP)
         if copy is not None and _same(path, copy, bare):
             bare = copy
     return Change(path, text, bare, False)
@@ -129,7 +111,7 @@ def _allowed(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
     for change in (change for change in changes if change.is_change):
         real = os.path.realpath(change.path)
         if change.before is not None:
-            _check_writable(real)
+            check_writable(real)
         if not user and os.path.commonpath([real, base]) != base:
             raise SettingsError(
                 f"{change.path} is a link to {real}, outside of the project; it was left as it is",
@@ -176,77 +158,7 @@ def setups(vendor: Vendor, project: str) -> list[tuple[str, bool]]:
 def read_entries(vendor: Vendor, path: str) -> list[tuple[str, Settings]]:
     """Each hook of a file with its event. Errors: SettingsError."""
     entries = _entries_of_sets if vendor.has_sets else _entries
-    return list(entries(_parsed(path, _text_of(path)), path))
-
-
-# -- one change ---------------------------------------------------------------------------------
-
-
-def _check_writable(path: str) -> None:
-    """Refuse a file of another user, or one that is read-only. Errors: SettingsError, OSError."""
-    status = os.stat(path)
-    if status.st_uid != os.geteuid():
-        text = f"{path} belongs to user {status.st_uid}; it was left as it is"
-        raise SettingsError(text, hint="run this as that user")
-    if not status.st_mode & 0o200:
-        hint = f"`chmod u+w {shlex.quote(path)}`, and try again"
-        raise SettingsError(f"{path} is read-only; it was left as it is", hint=hint)
-
-
-def write(change: Change) -> None:
-    """Carry a change out. Errors: OSError."""
-    path = os.path.realpath(change.path)
-    mode = 0o600
-    if change.before is not None:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if change.keeps:
-            _replace(path + BACKUP, change.before, mode)
-    if change.after is not None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        _replace(path, change.after, mode)
-    else:
-        os.unlink(path)
-    if change.keeps is False:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + BACKUP)
-    if change.after is None and (parent := os.path.dirname(change.path)) != change.folder:
-        with contextlib.suppress(OSError):  # others have files there
-            os.rmdir(parent)
-
-
-def _replace(path: str, text: str, mode: int) -> None:
-    temp = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, mode)
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        os.rename(temp, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp)
-        raise
-
-
-def _text_of(path: str) -> str | None:
-    """The text of a file; None if there is none. Errors: SettingsError."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SettingsError(
-                    f"{path} is not a regular file; it was left as it is",
-                    hint="move it away, and try again",
-                )
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise SettingsError(f"{path} is larger than {MAX_BYTES} bytes; it was left as it is")
-        return data.decode()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"{path} cannot be read: {exc}; it was left as it is") from exc
+    return list(entries(_parsed(path, text_of(path)), path))
 
 
 # -- hooks in JSON ------------------------------------------------------------------------------
@@ -314,6 +226,11 @@ def _adding_server(command: list[str], options: list[str]) -> Edit:
         servers = settings.setdefault("mcpServers", {})
         if not isinstance(servers, dict):
             raise _bad(path, "mcpServers", "an object", servers)
+        if not _is_our_server(servers.get(SERVER, {})):
+            raise SettingsError(
+                f"{path} has an MCP server {SERVER} already; it was left as it is",
+                hint="remove that server, or install without --mcp",
+            )
         servers[SERVER] = {"command": words[0], "args": words[1:]}
         return _written(path, text, settings)
 
@@ -327,16 +244,38 @@ def _without_ours(vendor: Vendor, path: str, text: str | None) -> str | None:
     settings = _parsed(path, text)
     _take_out(vendor, settings, path)
     servers = settings.get("mcpServers")
-    if isinstance(servers, dict) and servers.pop(SERVER, None) is not None and not servers:
-        del settings["mcpServers"]
+    if isinstance(servers, dict) and _is_our_server(servers.get(SERVER)):
+        del servers[SERVER]
+        if not servers:
+            del settings["mcpServers"]
     return text if text is None else _written(path, text, settings)
+
+
+def _is_our_server(server: object) -> bool:
+    """True for a server as an installation writes it, and not as `claude mcp add --env` does."""
+    if not isinstance(server, dict) or server.keys() - {"command", "args"}:
+        return False
+    args = server.get("args")
+    is_relay = os.path.basename(str(server.get("command"))) == "relay"
+    return not server or (is_relay and isinstance(args, list) and args[:1] == ["mcp"])
 
 
 def _same(path: str, first: str | None, second: str | None) -> bool:
     """True if two texts of a file say the same."""
     if path.endswith(".toml"):
         return (first or "").strip() == (second or "").strip()
-    return _parsed(path, first) == _parsed(path, second)
+    return _filled(_parsed(path, first)) == _filled(_parsed(path, second))
+
+
+def _filled(settings: Settings) -> Settings:
+    """The settings without empty places for hooks and servers: a removal takes them away."""
+    kept = dict(settings)
+    for place in ("hooks", "mcpServers", SERVER):
+        if isinstance(inside := kept.pop(place, {}), dict):
+            inside = {name: value for name, value in inside.items() if value}
+        if inside:
+            kept[place] = inside
+    return kept
 
 
 def _parsed(path: str, text: str | None) -> Settings:
@@ -344,7 +283,7 @@ def _parsed(path: str, text: str | None) -> Settings:
     if text is None or not text.strip():
         return {}
     try:
-        settings = json.loads(text, object_pairs_hook=_unique)
+        settings = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError) as exc:
         raise SettingsError(
             f"{path}: expected JSON without comments: {visible(str(exc))}; it was left as it is"
@@ -362,6 +301,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> Settings:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} is there twice")
     return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
 
 
 def _entries(settings: Settings, path: str) -> Iterator[tuple[str, Settings]]:
@@ -454,9 +397,9 @@ def _written(path: str, text: str | None, settings: Settings) -> str | None:
     second = lines[1] if len(lines) > 1 else "  "
     indent = second[: len(second) - len(second.lstrip())] or "  "
     try:
-        after = json.dumps(settings, indent=indent, ensure_ascii=False) + "\n"
-    except RecursionError as exc:
-        raise SettingsError(f"{path} is nested too deeply; it was left as it is") from exc
+        after = json.dumps(settings, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    except (ValueError, RecursionError) as exc:  # 1e999, as which JSON has no infinity
+        raise SettingsError(f"{path}: {exc}; it was left as it is") from exc
     return after.encode(errors="backslashreplace").decode()  # half of a pair is \ud800 in JSON, too
 
 
@@ -481,11 +424,16 @@ def _with_toml(path: str, text: str | None, words: list[str]) -> str:
 
 
 def _without_toml(text: str) -> str:
-    """The text without our table."""
+    """The text without our table and the two comments.
+
+    What else is between them is kept: Codex puts new tables in front of the last comment.
+    """
     begin, end = text.find(_TOML_BEGIN), text.find(_TOML_END)
     if begin < 0 or end < begin:
         return text if not text or text.endswith("\n") else text + "\n"
-    return text[:begin] + text[end + len(_TOML_END) :].removeprefix("\n")
+    inside = text[begin + len(_TOML_BEGIN) : end].removeprefix("\n")
+    after = text[end + len(_TOML_END) :].removeprefix("\n")
+    return text[:begin] + _TOML_TABLE.sub("", inside) + after
 
 
 def _mcp_file(vendor: Vendor, folder: str, *, user: bool) -> str:

@@ -9,10 +9,11 @@ import pytest
 
 from relay.base.home import LEDGER, Home
 from relay.base.process_info import started_at
+from relay.cli import hooks as cli_hooks
 from relay.ledger.ledger import Ledger
 from relay.reach import mcp, tool_session
 from tests.procs import PATIENCE_S, Relay, home_of
-from tests.reach import bells
+from tests.reach import bells, projects
 from tests.reach.hooks import Cli
 
 
@@ -96,3 +97,15 @@ def tools_of_claude(claude: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of tools in this process is a child of that session."""
     process = (claude.process.pid, started_at(claude.process.pid))
     monkeypatch.setattr(tool_session, "agent_process", lambda: process)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, and a home directory of a user beside it."""
+    folder = tmp_path / "project"
+    for one in (folder, tmp_path / "user"):
+        one.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(cli_hooks, "relay_command", lambda: [projects.RELAY])
+    return folder

@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from relay.base.errors import EXIT_USAGE
-from relay.cli import hooks, run
+from relay.base.errors import EXIT_USAGE, SettingsError
+from relay.cli import hooks
+from relay.reach import settings, settings_file
 from relay.reach.session import FOLDER, Session, save_session
 from relay.reach.vendors import VENDORS
+from tests.reach.projects import RELAY, THEIRS, commands, entries, relay, theirs
 
-THEIRS = """{
-    "model": "opus",
-    "hooks": {
-        "Stop": [{"matcher": "", "hooks": [{"type": "command", "command": "say done"}]}],
-        "PreToolUse": [{"matcher": "Bash", "hooks": [{"type": "command", "command": "relay hook"}]}]
-    },
-    "permissions": {"allow": ["Bash(ls:*)"]},
-    "new-in-2030": [1.5, null, {"ä": "\\u2028"}]
-}
-"""
-RELAY = "/opt/relay tools/relay"
-
-
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, and a home directory of a user beside it."""
-    folder = tmp_path / "project"
-    for one in (folder, tmp_path / "user"):
-        one.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.setattr(hooks, "relay_command", lambda: [RELAY])
-    return folder
-
-
-class Done(NamedTuple):
-    """What a command printed, and its exit status."""
-
-    output: str
-    exit_code: int
-
-
-def relay(*words: str) -> Done:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = run(["hooks", *words])
-    return Done(said.getvalue(), status)
-
-
-def theirs(project: Path, text: str = THEIRS, name: str = ".claude/settings.local.json") -> Path:
-    path = project / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def commands(path: Path, event: str) -> list[str]:
-    return [entry["command"] for entry in entries(path, event)]
-
-
-def entries(path: Path, event: str) -> list[dict[str, Any]]:
-    """Ours and others, also of the sets of agy."""
-    found = json.loads(path.read_text())
-    sets = [found["hooks"]] if "hooks" in found else list(found.values())
-    groups = [group for one in sets for group in one.get(event, [])]
-    return [entry for group in groups for entry in group.get("hooks", [group])]
+pytestmark = pytest.mark.usefixtures("project")
 
 
 def test_what_was_there_stays_and_comes_back_alone(project: Path) -> None:
@@ -128,6 +73,26 @@ def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) 
     assert [len(one["hooks"]) for one in asked["PermissionRequest"]] == [2]
     assert relay("remove").exit_code == 0
     assert {one: one.is_file() and one.read_text() for one in project.rglob("*")} == before
+
+
+EMPTY = {
+    "claude": '{"a":1,"hooks":{}, "mcpServers":{}}',
+    "codex": '{"hooks":{"Stop":[],"mine":[]}}',
+    "gemini": '{"hooks":{"AfterTool":[]},"mcpServers":{}}',
+    "agy": '{"agent-relay":{"Stop":[]},"mine":{}}',
+}
+
+
+@pytest.mark.parametrize("vendor", EMPTY)
+def test_empty_places_for_hooks_and_servers_are_there_again(project: Path, vendor: str) -> None:
+    paths = [theirs(project, EMPTY[vendor], VENDORS[vendor].project_file)]
+    if vendor in ("claude", "agy"):
+        paths.append(theirs(project, '{"mcpServers": {}}', VENDORS[vendor].mcp_project_file))
+    before = [path.read_text() for path in paths]
+    assert relay("install", vendor, "--mcp").exit_code == 0
+    assert [path.read_text() for path in paths] != before
+    relay("remove", vendor)
+    assert [path.read_text() for path in paths] == before
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -235,6 +200,7 @@ def test_the_mcp_server_is_registered_where_each_vendor_looks(project: Path) -> 
         ('{"hooks": {"Stop": ["x"]}}', "expected hooks.Stop[0] to be an object with a list"),
         ('{"hooks": {"Stop": [{"hooks": [1]}]}}', "expected hooks.Stop[0].hooks to be a list of"),
         ("\x1b[31m", "expected JSON without comments"),
+        ('{"a": NaN}', "NaN is not a number"),
     ],
 )
 def test_a_file_that_is_not_understood_is_left_alone(project: Path, text: str, says: str) -> None:
@@ -258,6 +224,61 @@ def test_toml_that_is_not_understood_is_left_alone(project: Path) -> None:
         done = relay("install", "codex", "--mcp")
         assert done.exit_code == EXIT_USAGE and "it was left as it is" in done.output
         assert config.read_text() == text
+
+
+def test_a_number_that_json_cannot_have_is_not_written(project: Path) -> None:
+    """Python reads 1e999 as an infinity, and would write what no agent CLI can read."""
+    path = theirs(project, '{"a": 1e999}')
+    done = relay("install", "claude")
+    assert done.exit_code == EXIT_USAGE and "it was left as it is" in done.output
+    assert path.read_text() == '{"a": 1e999}'
+
+
+def test_tables_that_codex_put_before_the_last_comment_stay(project: Path) -> None:
+    """It adds those of a project that is trusted at the end, but before a comment there."""
+    config = theirs(project, 'model = "o5"\n', ".codex/config.toml")
+    relay("install", "codex", "--mcp")
+    trusted = '# by me\n[projects."/x"]\ntrust_level = "trusted"\n'
+    last = "# <<< agent-relay <<<\n"
+    config.write_text(config.read_text().replace(last, f"\n{trusted}{last}"))
+    relay("install", "codex", "--mcp", "--as", "bob")
+    found = tomllib.loads(config.read_text())
+    assert found["projects"] == {"/x": {"trust_level": "trusted"}}
+    assert found["mcp_servers"]["agent-relay"]["args"] == ["mcp", "--as", "bob"]
+    relay("remove", "codex")
+    assert config.read_text() == f'model = "o5"\n{trusted}'
+
+
+def test_an_mcp_server_that_was_added_by_hand_stays(project: Path) -> None:
+    """`claude mcp add agent-relay --env AGENT_RELAY_NAME=alice -- relay mcp` of the documents."""
+    server = {"command": "relay", "args": ["mcp"], "env": {"AGENT_RELAY_NAME": "alice"}}
+    text = json.dumps({"mcpServers": {"agent-relay": server}})
+    path = theirs(project, text, ".mcp.json")
+    done = relay("install", "claude", "--mcp")
+    assert done.exit_code == EXIT_USAGE and f"{path} has an MCP server agent-relay" in done.output
+    assert relay("install", "claude").exit_code == relay("remove", "claude").exit_code == 0
+    assert path.read_text() == text
+
+
+def test_a_change_by_another_program_meanwhile_is_not_written_over(project: Path) -> None:
+    path = theirs(project)
+    (change,) = settings.installation(
+        VENDORS["claude"], str(project), [RELAY], [], user=False, mcp=False
+    )
+    path.write_text('{"model": "sonnet"}')
+    with pytest.raises(SettingsError, match="changed by another program"):
+        settings_file.write(change)
+    assert path.read_text() == '{"model": "sonnet"}'
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_hooks_of_the_home_directory_are_one_set_up(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the file of the project is that of the user."""
+    monkeypatch.setenv("HOME", str(project))
+    relay("install", "codex")
+    assert "run twice" not in relay("status", "codex").output
 
 
 def test_a_symbolic_link_of_the_user_stays_one(project: Path, tmp_path: Path) -> None:
@@ -334,76 +355,6 @@ def test_however_relay_ends_no_hook_decides_by_that(
             assert ended == (b"2" if is_woken else b"0"), (status, command)
 
 
-# -- several set-ups ----------------------------------------------------------------------------
-
-
-def test_hooks_that_an_earlier_version_put_into_the_shared_file_are_moved(project: Path) -> None:
-    old = json.loads(THEIRS)
-    old["hooks"]["Stop"].append(
-        {"hooks": [{"type": "command", "command": "/venv/bin/relay hook claude Stop"}]}
-    )
-    path = theirs(project, json.dumps(old, indent=4), ".claude/settings.json")
-    said = relay("status", "claude").output
-    assert "an earlier version wrote them: `relay hooks install claude` renews them" in said
-    own = path.with_name("settings.local.json")
-    done = relay("install", "claude")
-    assert done.output == f"claude: installed in {own}\nclaude: moved from {path}\n"
-    assert json.loads(path.read_text()) == json.loads(THEIRS)
-    assert len(commands(own, "Stop")) == 2
-    assert "earlier version" not in relay("status", "claude").output
-    assert relay("install", "claude").output == f"claude: {own} has them already\n"
-
-
-@pytest.mark.parametrize("first", ["--user", "--project"])
-def test_hooks_of_the_user_and_of_a_project_do_not_both_run(project: Path, first: str) -> None:
-    second = {"--user": "--project", "--project": "--user"}[first]
-    relay("install", "claude", first)
-    done = relay("install", "claude", second)
-    (line,) = done.output.splitlines()
-    assert done.exit_code == EXIT_USAGE
-    assert "would run twice; nothing was installed" in line
-    assert f"`relay hooks remove claude {first}`" in line
-    relay("remove", "claude", first)
-    assert relay("install", "claude", second).exit_code == 0
-
-
-TAKES = "relay --home /x inbox --take --timeout 300 >&2"
-COMMAND = f'[ -n "$AGENT_RELAY_NAME" ] && {TAKES} && exit 2; exit 0'
-ENTRY = {"type": "command", "timeout": 330, "command": COMMAND}
-BY_HAND = json.dumps({"hooks": {"Stop": [{"hooks": [ENTRY]}]}})
-
-
-@pytest.mark.parametrize("more", [(), ("--user",), ("--mcp",)])
-@pytest.mark.parametrize(
-    "name",
-    [".claude/settings.json", ".claude/settings.local.json", "../user/.claude/settings.json"],
-)
-def test_a_hook_by_hand_that_takes_messages_is_named_and_nothing_is_installed(
-    project: Path, name: str, more: tuple[str, ...]
-) -> None:
-    path = theirs(project, BY_HAND, name)
-    done = relay("install", *more)
-    (line,) = done.output.splitlines()
-    assert done.exit_code == EXIT_USAGE
-    assert "a hook of Stop runs `relay inbox --take`" in line and path.name in line
-    assert "nothing was installed" in line and "remove that hook" in line
-    assert path.read_text() == BY_HAND
-    assert not (project / ".codex").exists() and not (project / ".mcp.json").exists()
-
-
-def test_the_doctor_says_what_status_says_of_hooks(project: Path) -> None:
-    """A hook by hand that came later, and hooks that were never seen to fire."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        run(["init", "--here"])
-        relay("install", "claude", "codex")
-        theirs(project, BY_HAND, ".claude/settings.json")
-        run(["doctor"])
-    told = "a hook of Stop runs `relay inbox --take`, so a message comes twice"
-    assert told in said.getvalue() and told in relay("status", "claude").output
-    path = project / ".codex/hooks.json"
-    assert f"the hooks of codex in {path} were never seen to fire" in said.getvalue()
-
-
 @pytest.mark.parametrize(
     ("is_venv", "in_path", "words"),
     [
@@ -439,6 +390,9 @@ def test_a_file_that_is_not_ours_to_write_is_left_alone(
     assert path.read_text() == THEIRS
     path.unlink()
     os.mkfifo(path)  # which is not waited for
+    assert f"{path} is not a regular file" in relay("install", "claude").output
+    path.unlink()
+    path.mkdir()
     assert f"{path} is not a regular file" in relay("install", "claude").output
 
 
