@@ -100,11 +100,8 @@ class Agent:
         *,
         kind: str = Kind.MESSAGE,
         re: str | None = None,
-        wait_s: float | None = None,
+        wait: float | str | None = None,
         on_sent: Callable[[str], object] | None = None,
-        committed: bool = False,
-        timeout_s: float = 30.0,
-        wait: str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
         """Send a message and return its id. It is sent once its file is renamed into the outbox.
@@ -113,27 +110,25 @@ class Agent:
         (bytes must be UTF-8; use an attachment for other data). A CHECKSUM is added. A full disk is
         waited for.
 
-        Waits up to ``wait_s`` for the relay to take the message over, which takes milliseconds; the
-        default is 2 seconds, or 0 if ``RELAY_NO_WAIT`` is set. A message that nobody gets raises
-        Refused with the text of the relay's nack. If no relay is running, or it has not taken
-        the message over in time, a RelayWarning says so: the message waits in the outbox, durably.
-        Without a wait, and after it, a refusal arrives as a nack in this inbox; so does the news
-        that some of several recipients did not get it. ``on_sent`` is called with the id before
-        the wait.
+        Waits up to ``wait`` seconds for the relay to take the message over, which takes
+        milliseconds; by default 2, or 0 if ``RELAY_NO_WAIT`` is set. A message that nobody gets
+        raises Refused with the text of the relay's nack. If no relay is running, or it has not
+        taken the message over in time, a RelayWarning says so: the message waits in the outbox,
+        durably. Without a wait, and after it, a refusal arrives as a nack in this inbox; so does
+        the news that some of several recipients did not get it. ``on_sent`` is called with the id
+        before the wait.
 
-        ``committed``: the relay must take the message over. Errors then: NotRunning before anything
-        is sent; Timeout when it was not taken over within ``timeout_s`` (in place of ``wait_s``):
-        it waits in the outbox, durably, and is not to be sent again.
-
-        ``wait`` names in one word what the options above do: ``none``, ``taken`` (committed), or
-        ``delivered``, ``read``, ``done`` as in ``Agent.wait``; ``read=10s`` sets the longest wait.
+        ``wait`` may be a word instead: ``none``, ``delivered``, ``read``, ``done`` as in
+        ``Agent.wait``, or ``taken``: the relay must take it over. Errors then: NotRunning before
+        anything is sent; Timeout when it was not taken over in time: it waits in the outbox,
+        durably, and is not to be sent again. ``read=10s`` sets the longest wait, 30 s by default.
 
         Errors: MessageError for a message that the relay would reject; TypeError for an unknown
         option; NotFound for an attachment that is not in the store; OSError. In each case nothing
         was sent.
         """
         fields: OutgoingMessage = {"to": to, "body": body, "kind": kind, "re": re, **options}
-        return self._send(fields, requests.how_to_wait(wait, wait_s, committed, timeout_s), on_sent)
+        return self._send(fields, requests.how_to_wait(wait), on_sent)
 
     def _send(
         self,
@@ -221,7 +216,7 @@ class Agent:
         body: str | bytes,
         *,
         kind: str | None = None,
-        wait_s: float | None = None,
+        wait: float | str | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
         """Answer a message: to its sender, in its thread, RE its id. Returns the new id.
@@ -230,7 +225,7 @@ class Agent:
         """
         kind = requests.reply_kind(message, kind)
         options["thread"] = options.get("thread") or message.thread
-        return self.send(message.sender, body, kind=kind, re=message.id, wait_s=wait_s, **options)
+        return self.send(message.sender, body, kind=kind, re=message.id, wait=wait, **options)
 
     def ack(
         self,
@@ -239,7 +234,7 @@ class Agent:
         text: str = "",
         *,
         to: str | None = None,
-        wait_s: float | None = None,
+        wait: float | str | None = None,
     ) -> str:
         """Acknowledge a message, given as such or by id. Returns the id of the ack.
 
@@ -248,7 +243,7 @@ class Agent:
         others the relay answers with a nack. Waits, and raises Refused, as ``send``.
         """
         to, re = requests.original_of(message, to)
-        return self.send(to, requests.ack_body(status, text), kind=Kind.ACK, re=re, wait_s=wait_s)
+        return self.send(to, requests.ack_body(status, text), kind=Kind.ACK, re=re, wait=wait)
 
     def nack(
         self,
@@ -256,15 +251,15 @@ class Agent:
         error: str,
         *,
         to: str | None = None,
-        wait_s: float | None = None,
+        wait: float | str | None = None,
     ) -> str:
         """Report that a message could not be handled, and why. Returns the id of the nack."""
         to, re = requests.original_of(message, to)
-        return self.send(to, error, kind=Kind.NACK, re=re, wait_s=wait_s)
+        return self.send(to, error, kind=Kind.NACK, re=re, wait=wait)
 
-    def status(self, text: str, *, wait_s: float | None = None) -> str:
+    def status(self, text: str, *, wait: float | str | None = None) -> str:
         """Publish what this agent is doing, as shown by `relay agents`. Returns the message id."""
-        return self.send(ORCHESTRATOR, text, kind=Kind.STATUS, wait_s=wait_s)
+        return self.send(ORCHESTRATOR, text, kind=Kind.STATUS, wait=wait)
 
     # -- receiving ---------------------------------------------------------------------------
 

@@ -215,17 +215,14 @@ class HowToWait(NamedTuple):
     step: str  # after that, as in ``Agent.wait``; or empty
 
 
-def how_to_wait(
-    wait: str | None, wait_s: float | None, committed: bool, timeout_s: float
-) -> HowToWait:
-    """Read the options of ``Agent.send``.
+def how_to_wait(wait: float | str | None) -> HowToWait:
+    """Read the ``wait`` of ``Agent.send``: seconds, or a step.
 
-    Errors: MessageError for a ``wait`` that names no step, and for ``answer``.
+    Errors: ValueError for nan; MessageError for a text that names no step, and for ``answer``.
     """
-    if wait is None:
-        limit_s = timeout_s if committed else default_wait_s() if wait_s is None else wait_s
-        check_limit(limit_s)
-        return HowToWait(limit_s, committed, "")
+    if not isinstance(wait, str):
+        check_limit(wait)
+        return HowToWait(default_wait_s() if wait is None else wait, False, "")
     word, seconds = wait_of("wait", wait)
     if word == "answer":
         raise MessageError("send returns the id of the message; `request` waits for the answer")

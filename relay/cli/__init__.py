@@ -111,21 +111,6 @@ SECTIONS = {
         "help completion": "`relay help --all` prints every command.",
     },
 }
-# Earlier names, in no list -> the words of today.
-ALIASES = {
-    "acomm build": "build",
-    "acomm check": "check",
-    "acomm dump": "dump --json",
-    "aof check": "check",
-    "aof dump": "dump",
-    "journal compress": "journal move --to 1 --copy",
-    "journal evict": "journal move --to 1",
-    "journal evict --warm": "journal move --to 2",
-    "journal hydrate": "journal move --to 0",
-    "journal upload": "journal move --to 2 --copy",
-    "ledger audit": "tail --all --no-follow",
-    "ledger check": "check",
-}
 # options and arguments that are not called like the header or field that they become
 FIELDS = {
     "WORKING_DIR": ("cwd",),
@@ -158,15 +143,6 @@ class LazyGroup(click.Group):
         command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, also by an earlier name."""
-        for number in (3, 2):
-            if words := ALIASES.get(" ".join(args[:number])):
-                args = [*words.split(), *args[number:]]
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list for ``--help`` without importing anything."""

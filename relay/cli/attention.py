@@ -228,8 +228,7 @@ def _decide(
             hint=f"`relay reply {message.id} OPTION`",
         )
     body = "\n\n".join(filter(None, (answer or meant[0], words)))
-    more = {"files": (), "waits": (), "timeout_s": None}
     code: int = ctx.invoke(
-        reply, home=home, agent=agent, message_id=message.id, body=body, as_json=as_json, **more
+        reply, home=home, agent=agent, message_id=message.id, body=body, as_json=as_json
     )
     return code

@@ -170,7 +170,7 @@ Examples:
 @click.option("--thread", metavar="THREAD", shell_complete=complete_threads)
 @click.option("--match", metavar="REGEX", help="Regular expression to find in the content.")
 @click.option("--after", "--since", "after", type=TIME, help="Sent after this.")
-@click.option("--before", "--until", "before", type=TIME, help="Sent before this.")
+@click.option("--before", "before", type=TIME, help="Sent before this.")
 @click.option("--sort", type=click.Choice(list(FORMER_SORTS)), default="created", show_default=True)
 @click.option("--oldest-first", is_flag=True, help="Reverse the sort order.")
 @limit_option

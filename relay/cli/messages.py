@@ -58,8 +58,7 @@ from relay.cli.request import (
     show_answer,
     show_progress,
     wait_for_step,
-    wait_options,
-    wanted,
+    wait_option,
     watch,
 )
 from relay.views.ids import resolve_id
@@ -115,7 +114,7 @@ Examples:
 @click.option("--due", "due_s", type=WAIT, help="When the answer is due, if not by the default.")
 @click.option("--notify-idle", is_flag=True, help="Be told when the agent is idle and has read it.")
 @click.option("--yes", is_flag=True, help="To '*' without asking where it is many agents.")
-@wait_options()
+@wait_option
 def send(
     ctx: click.Context,
     /,
@@ -124,8 +123,7 @@ def send(
     to: str,
     body: str,
     files: tuple[str, ...],
-    waits: tuple[Wait, ...],
-    timeout_s: float | None,
+    wait: Wait,
     notify_idle: bool,
     lines: tuple[str, ...],
     yes: bool,
@@ -148,7 +146,6 @@ def send(
     With --notify-idle, an ack of the relay comes into the sender's inbox when the agent is idle and
     has read the message, or a nack after its TTL, by default 24 hours. Its session needs hooks.
     """
-    wait = wanted(ctx, waits, timeout_s)
     root = root_of(ctx, home)
     if notify_idle:
         if wait.word == "answer":
@@ -211,9 +208,9 @@ def _send(
 
     ends_at = time.monotonic() + wait.seconds
     is_waiting = wait.word != "none" and default_wait_s() > 0
-    options["wait_s"] = default_wait_s(wait.seconds) if is_waiting else 0
+    options["wait"] = default_wait_s(wait.seconds) if is_waiting else 0
     if wait.word == "taken":
-        options |= {"committed": True, "timeout_s": wait.seconds}
+        options["wait"] = f"taken={wait.seconds * 1000:.0f}ms"
     with warnings.catch_warnings():
         # The line below says the same.
         warnings.filterwarnings("ignore", ".* waits in the outbox$", RelayWarning)
@@ -224,7 +221,7 @@ def _send(
             raise Refused(text, hint=elsewhere(me.home, to)) from exc
         if notify_idle:
             body = idle_body(to, options.get("ttl_s"), sent)
-            me.send(ORCHESTRATOR, body, kind="command", wait_s=options["wait_s"])
+            me.send(ORCHESTRATOR, body, kind="command", wait=options["wait"])
     if unprinted:
         raise unprinted[0]
     if not (is_waiting or wait.word in STEPS):
@@ -270,15 +267,12 @@ Examples:
   id=$(relay send --wait none bob --kind command "deploy") && relay wait "$id\"""",
 )
 @click.argument("message_id", metavar="ID")
-@click.argument("given", metavar="[WORD[=TIME]]", type=WAIT_FOR, required=False)
-@wait_options("--for")
+@click.argument("wait", metavar="[WORD[=TIME]]", type=WAIT_FOR, default="done")
 def wait_(
     ctx: click.Context,
     home: str | None,
     message_id: str,
-    given: Wait | None,
-    waits: tuple[Wait, ...],
-    timeout_s: float | None,
+    wait: Wait,
 ) -> int:
     """Wait until a message is delivered, read, done or answered, for every recipient.
 
@@ -293,7 +287,6 @@ def wait_(
     given; 5: not so far, and no relay is running; 6: refused, failed, bounced, expired, dead or
     removed unread.
     """
-    wait = wanted(ctx, (given, *waits) if given else waits, timeout_s, Wait("done"))
     root = root_of(ctx, home)
     with Home(root) as opened:
         known = resolve_id(opened, message_id, must_exist=True)
@@ -325,7 +318,7 @@ def _wait_for_answer(home: Home, message_id: str, wait: Wait) -> int:
 @click.argument("message_id", metavar="ID")
 @click.argument("body")
 @attach_option
-@wait_options()
+@wait_option
 def reply(
     ctx: click.Context,
     home: str | None,
@@ -333,8 +326,7 @@ def reply(
     message_id: str,
     body: str,
     files: tuple[str, ...],
-    waits: tuple[Wait, ...],
-    timeout_s: float | None,
+    wait: Wait,
     as_json: bool,
 ) -> int:
     """Answer a message: to its sender, in its thread.
@@ -344,7 +336,6 @@ def reply(
     """
     from relay.views.message import read_message
 
-    wait = wanted(ctx, waits, timeout_s)
     root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
     answered = read_message(root, message_id)
@@ -373,15 +364,14 @@ def reply(
 @click.argument("message_id", metavar="ID")
 @click.option("--to", metavar="NAME", help="Another recipient.")
 @click.option("--again", is_flag=True, help="Even if a recipient has it already.")
-@wait_options()
+@wait_option
 def resend(
     ctx: click.Context,
     home: str | None,
     message_id: str,
     to: str | None,
     again: bool,
-    waits: tuple[Wait, ...],
-    timeout_s: float | None,
+    wait: Wait,
     as_json: bool,
 ) -> int:
     """Send a refused, failed or lost message again, as a new one of the same sender.
@@ -391,7 +381,6 @@ def resend(
     """
     from relay.views.message import OWN_HEADERS, read_message
 
-    wait = wanted(ctx, waits, timeout_s)
     root = root_of(ctx, home)
     original = read_message(root, message_id)
     if original.place == "outbox":

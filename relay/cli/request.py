@@ -25,7 +25,6 @@ from relay.base.outcomes import Progress, Wait, parse_wait
 from relay.base.text import plural
 from relay.cli.common import (
     WAIT,
-    F,
     Read,
     as_option,
     echo_body,
@@ -54,22 +53,13 @@ if TYPE_CHECKING:
 WAIT_FOR = Read("word[=time]", parse_wait)
 
 
-def wait_options(*names: str) -> Callable[[F], F]:
-    """The decorator that adds --wait, and the names that it replaced; or only these ``names``."""
-    words = "none, taken, delivered, read, done or answer, at most so long, as in read=10s; a time "
-    words += "alone is for the answer."
-    flags = {} if names else {"--committed": "taken", "--no-wait": "none"}
-
-    def decorate(command: F) -> F:
-        for name in (*flags, *(names or ("--until", "--await", "--wait"))):
-            more: dict[str, Any] = {"flag_value": flags[name]} if name in flags else {}
-            hidden, text = name != "--wait", words if name == "--wait" else None
-            command = click.option(
-                name, "waits", multiple=True, type=WAIT_FOR, hidden=hidden, help=text, **more
-            )(command)
-        return click.option("--timeout", "timeout_s", type=WAIT, hidden=True)(command)
-
-    return decorate
+wait_option = click.option(
+    "--wait",
+    default=WORD,
+    type=WAIT_FOR,
+    help="none, taken, delivered, read, done or answer, at most so long, as in read=10s; a time "
+    "alone is for the answer.",
+)
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,18 +261,6 @@ def _arrival(delivery: Mapping[str, Any]) -> str:
     if outcomes.has_reached(delivery, "delivered"):
         return f"{name} has it since {local_time(delivery['written_at'])}, unread"
     return ""
-
-
-def wanted(
-    ctx: click.Context, waits: Sequence[Wait], timeout_s: float | None, usual: Wait = WORD
-) -> Wait:
-    """The wait that ``wait_options`` ask for, by default the relay's word. Errors: UsageError."""
-    if len(waits) > 1:
-        raise click.UsageError("--wait is given more than once, perhaps by an earlier name", ctx)
-    wait = waits[0] if waits else usual
-    if timeout_s is not None and wait.word not in ("delivered", "read", "done"):
-        raise click.UsageError("--timeout needs --until", ctx)
-    return wait if timeout_s is None else wait._replace(seconds=timeout_s)
 
 
 def watch(home: Home, message_id: str, wait: Wait) -> Progress:

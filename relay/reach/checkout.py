@@ -153,7 +153,7 @@ def _tell(root: str, pair: tuple[str, str], path: str, at: int, now: int) -> Non
     body = f"{own} and {other} have both written {visible(path)}: {times}. A hook of {own} says so."
     with Agent(own, root, registers=False) as sender:
         for name in (other, OPERATOR):
-            sender.send(name, body, wait_s=0)
+            sender.send(name, body, wait=0)
 
 
 def _read(root: str, now: int) -> tuple[dict[str, int], dict[str, int]]:

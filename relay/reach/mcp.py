@@ -157,8 +157,7 @@ class ToolServer:
         options = {name: value for name, value in options.items() if value is not None}
         if "re" in options:
             options["re"] = self._id("re", options["re"])
-        if wait is not None and wait.word in ("none", "taken"):
-            options["wait"] = f"{wait.word}={wait.seconds:g}s"
+        is_step = wait is not None and wait.word in ("none", "taken")
         sent = await self._post(
             session.agent,
             lambda me, wait_s: me.send(
@@ -166,7 +165,7 @@ class ToolServer:
                 given["body"],
                 kind=given["kind"],
                 priority=given["priority"],
-                wait_s=wait_s,
+                wait=given["wait"] if is_step else wait_s,
                 attachments=[_attach(me, path) for path in given["files"]],
                 **options,
             ),
@@ -210,12 +209,12 @@ class ToolServer:
 
         def post(me: Agent, wait_s: float) -> str:
             if given["status"] == "refused":
-                return me.nack(about, body or "refused", wait_s=wait_s)
+                return me.nack(about, body or "refused", wait=wait_s)
             if given["status"] == "completed" and body and is_query:
                 to, thread = headers["FROM"], headers.get("THREAD")
                 kind = Kind.RESPONSE
-                return me.send(to, body, kind=kind, re=about, thread=thread, wait_s=wait_s)
-            return me.ack(about, given["status"], body, wait_s=wait_s)
+                return me.send(to, body, kind=kind, re=about, thread=thread, wait=wait_s)
+            return me.ack(about, given["status"], body, wait=wait_s)
 
         try:
             return await self._sent(session, await self._post(session.agent, post))

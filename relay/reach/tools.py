@@ -102,8 +102,6 @@ class Tool(NamedTuple):
         """Return the arguments with defaults. Errors: BadArguments."""
         values = {name: parameter.default for name, parameter in self.parameters.items()}
         for name, value in given.items():
-            if name == "await_s" and "wait" in self.parameters:  # its name until there were words
-                name, value = "wait", f"answer={value}s" if value else None
             if name not in self.parameters:
                 known = ", ".join(self.parameters)
                 raise BadArguments(f"{_short(name)} is not a parameter; there are {known}")

@@ -43,16 +43,16 @@ def answer(home: Home, name: str, form: Form) -> Done:
     if asked.sender in ("", OPERATOR):
         raise Refused(f"message {asked.id} is the operator's own")
     with _operator(home) as me:
-        wait_s = _wait_s(home)
+        wait = _wait_s(home)
         if how == "failed":
-            sent = me.nack(asked.id, _needed(text), to=asked.sender, wait_s=wait_s)
+            sent = me.nack(asked.id, _needed(text), to=asked.sender, wait=wait)
         elif how in ("completed", "in_progress"):
-            sent = me.ack(asked.id, how, text, to=asked.sender, wait_s=wait_s)
+            sent = me.ack(asked.id, how, text, to=asked.sender, wait=wait)
         else:
             kind = Kind.RESPONSE if asked.file.kind is Kind.QUERY else Kind.MESSAGE
             thread = asked.file.headers.get("THREAD")
             sent = me.send(
-                *(asked.sender, _needed(text)), kind=kind, re=asked.id, thread=thread, wait_s=wait_s
+                *(asked.sender, _needed(text)), kind=kind, re=asked.id, thread=thread, wait=wait
             )
     _mark_read(home, asked.id)
     if form.get("back") == "home":
@@ -92,7 +92,7 @@ def send(home: Home, name: str, form: Form) -> Done:
         raise MessageError(f"{kind!a} is not a kind that is sent from here", header="KIND")
     with _operator(home) as me:
         text = _needed(_text(form))
-        sent = me.send(name, text, kind=kind, thread=thread, wait_s=_wait_s(home))
+        sent = me.send(name, text, kind=kind, thread=thread, wait=_wait_s(home))
     return Done(f"/m/{sent}")
 
 
@@ -153,7 +153,7 @@ def _ask_about(home: Home, action: str, name: str) -> Done:
     page, body = f"/m/{message_id}", f"ACTION: {action}\nID: {message_id}"
     with _operator(home) as me:
         if lock_holder(home) is None:
-            sent = me.send(ORCHESTRATOR, body, kind=Kind.COMMAND, wait_s=0)
+            sent = me.send(ORCHESTRATOR, body, kind=Kind.COMMAND, wait=0)
             return Done(page, f"no relay is running: it waits in the outbox, {sent}")
         found = me.request(ORCHESTRATOR, body, WAIT_S, kind=Kind.COMMAND)
     return Done(page, found.body.removeprefix("completed").strip())

@@ -1,6 +1,6 @@
 """``senders``: cost of sending with the SDK and on the command line, without a relay but for one.
 
-``send_many`` beside ``send`` in a loop; ``send(committed=True)`` beside ``send``, with a relay;
+``send_many`` beside ``send`` in a loop; ``send(wait="taken")`` beside ``send``, with a relay;
 `relay send` beside `python -c pass`.
 """
 
@@ -35,16 +35,16 @@ def run(base: str | None) -> None:
     home, (sender, recipient) = make_home(root, 2)
     body = "x" * BODY_BYTES
     with Agent(sender, home.root) as agent:
-        loop_s = timed(lambda: [agent.send(recipient, body, wait_s=0) for _ in range(MESSAGES)])
+        loop_s = timed(lambda: [agent.send(recipient, body, wait=0) for _ in range(MESSAGES)])
         many: list[OutgoingMessage] = [{"to": recipient, "body": body} for _ in range(MESSAGES)]
         sync()
         many_s = timed(lambda: agent.send_many(many))
         with Relay(home):
             while any(Path(home.path("agents", sender, "outbox")).glob("*.msg")):
-                agent.send(recipient, body, committed=True)
-            synced = [timed(lambda: agent.send(recipient, body, wait_s=0)) for _ in range(MESSAGES)]
+                agent.send(recipient, body, wait="taken")
+            synced = [timed(lambda: agent.send(recipient, body, wait=0)) for _ in range(MESSAGES)]
             committed = [
-                timed(lambda: agent.send(recipient, body, committed=True)) for _ in range(MESSAGES)
+                timed(lambda: agent.send(recipient, body, wait="taken")) for _ in range(MESSAGES)
             ]
     report(
         case="send_many",

@@ -5,7 +5,7 @@ python -m scripts.powercutting.agents ROLE HOME BOOKS SEED [NUMBER]
 | role | |
 |---|---|
 | alice | `relay send --wait taken` |
-| bob | `Agent.send(committed=True)` |
+| bob | `Agent.send(wait="taken")` |
 | carol | `Agent.send_many` |
 | dave | while no relay runs, NUMBER times: `relay.sh`, `Agent.send`, `Agent.send_many` |
 | erin | takes messages with `Agent.receive`, which moves them to `.read` |
@@ -70,7 +70,7 @@ class One:
     def bob(self) -> None:
         to, body = self.to(), self.body()
         try:
-            self.book.sent(self._me.send(to, body, committed=True), to, body)
+            self.book.sent(self._me.send(to, body, wait="taken"), to, body)
         except NotRunning:
             time.sleep(0.05)
         time.sleep(self.dice.uniform(0, 0.03))
@@ -99,7 +99,7 @@ class One:
             raise SystemExit(f"relay.sh: {done.stderr}")
         self.book.sent(done.stdout.strip(), to, body)
         to, body = self.to(), self.body()
-        self.book.sent(self._me.send(to, body, wait_s=0), to, body)
+        self.book.sent(self._me.send(to, body, wait=0), to, body)
         self._send_many(3)
 
     # -- readers ---------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Soak:
         lines = [f"NAME: {name}"]
         if kind is Kind.SPAWN:
             lines += ["CLI: worker", "PROMPT: talk", f"WORKING_DIR: {self.books}"]
-        me.send(ORCHESTRATOR, "\n".join(lines), kind=kind, wait_s=0)  # a refusal is an answer, too
+        me.send(ORCHESTRATOR, "\n".join(lines), kind=kind, wait=0)  # a refusal is an answer, too
         self.did[f"asked_{kind}"] += 1
 
     def harm(self, me: Agent) -> None:

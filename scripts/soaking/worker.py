@@ -48,7 +48,7 @@ def main() -> None:
         while rng.randrange(CRASH_EVERY):
             to = rng.choice([*others, "nobody"])
             kind = Kind.COMMAND if rng.random() < 0.3 else Kind.MESSAGE
-            message_id = me.send(to, f"{name} says {rng.random()}", kind=kind, wait_s=0)
+            message_id = me.send(to, f"{name} says {rng.random()}", kind=kind, wait=0)
             sent.write(f"{message_id} {to}\n")
             if removes:
                 remove(me, got, folder / f"{name}.nacked")
@@ -68,9 +68,7 @@ def remove(me: Agent, got: TextIO, nacked: Path) -> None:
         path.unlink()
         got.write(f"{path.stem} {message.headers['ATTEMPT']}\n")
         if message.kind is Kind.COMMAND:
-            me.send(
-                message.headers["FROM"], "completed done", kind=Kind.ACK, re=path.stem, wait_s=0
-            )
+            me.send(message.headers["FROM"], "completed done", kind=Kind.ACK, re=path.stem, wait=0)
 
 
 def answer(me: Agent, got: TextIO, seconds: float) -> None:

@@ -40,7 +40,7 @@ def test_an_id_cannot_be_replied_to(bob: Agent) -> None:
 
 
 def test_short_ids_name_messages_of_the_mailbox(relay: HandRelay, alice: Agent, bob: Agent) -> None:
-    asked = alice.send("bob", "deploy", kind="command", wait_s=0)
+    asked = alice.send("bob", "deploy", kind="command", wait=0)
     relay.carry()
     short = asked.partition("-")[2][:8]
     take(bob)

@@ -124,9 +124,9 @@ def test_a_file_keeps_its_name_and_bytes_have_none(
     plan, data = alice.attach(tmp_path / "plan.txt"), alice.attach(DATA)
     assert plan == data == f"sha256:{DIGEST}"
     assert (plan.name, data.name) == ("plan.txt", "")
-    sent = alice.send("bob", "see there", attachments=[plan, data], wait_s=0)
+    sent = alice.send("bob", "see there", attachments=[plan, data], wait=0)
     assert sent_file(relay, sent).headers["ATTACHMENT-NAMES"] == "plan.txt/"
-    sent = alice.send("bob", "see there", attachments=[data, str(plan)], wait_s=0)
+    sent = alice.send("bob", "see there", attachments=[data, str(plan)], wait=0)
     assert "ATTACHMENT-NAMES" not in sent_file(relay, sent).headers
     with pytest.raises(MessageError, match="its own argument"):
         alice.send("bob", "x", attachments=[plan], headers={"Attachment-Names": "other"})

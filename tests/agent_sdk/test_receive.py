@@ -46,7 +46,7 @@ def test_a_time_that_is_no_number_is_not_waited_for(relay: HandRelay, alice: Age
     for wait in (
         lambda: alice.receive(nan),
         lambda: alice.query("bob", "which branch?", nan),
-        lambda: alice.send("bob", "hi", wait_s=nan),
+        lambda: alice.send("bob", "hi", wait=nan),
     ):
         with pytest.raises(ValueError, match="nan is not a number of seconds"):
             wait()

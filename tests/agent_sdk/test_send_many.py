@@ -143,7 +143,7 @@ def test_killed_between_the_renames_the_first_are_sent_and_no_other(
 
 def test_without_a_relay_nothing_is_sent(relay: HandRelay, alice: Agent) -> None:
     with pytest.raises(NotRunning, match="no relay is running"):
-        alice.send("bob", "hello", committed=True)
+        alice.send("bob", "hello", wait="taken")
     assert relay.waiting("alice", "outbox") == []
 
 
@@ -152,8 +152,8 @@ def test_what_the_relay_does_not_take_in_time_waits_durably(
 ) -> None:
     relay_runs(monkeypatch)
     called = fail_at(monkeypatch, "none", 1)
-    with pytest.raises(Timeout, match=r"has not taken message .* over within 0 s") as error:
-        alice.send("bob", "hello", committed=True, timeout_s=0)
+    with pytest.raises(Timeout, match=r"has not taken message .* over within 0.001 s") as error:
+        alice.send("bob", "hello", wait="taken=1ms")
     assert called == ["create", "write", "rename", "sync", "sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{error.value.message_id}.msg"]
     assert error.value.hint == "it waits in the outbox: do not send it again"

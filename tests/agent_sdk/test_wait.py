@@ -84,7 +84,7 @@ def test_what_is_not_taken_in_time_waits_durably(
     relay_runs(monkeypatch)
     called = fail_at(monkeypatch, "none", 1)
     with pytest.warns(RelayWarning, match="has not taken message .* over within 0.01 s"):
-        sent = alice.send("bob", "hello", wait_s=0.01)
+        sent = alice.send("bob", "hello", wait=0.01)
     assert called == ["create", "write", "rename", "sync", "sync_dir"]
     assert relay.waiting("alice", "outbox") == [f"{sent}.msg"]
 
@@ -106,7 +106,7 @@ def test_an_interrupted_wait_leaves_it_durable_and_says_that_it_is_sent(
     ]
 
 
-@pytest.mark.parametrize("options", [{"wait_s": 0}, {}])
+@pytest.mark.parametrize("options", [{"wait": 0}, {"wait": "none"}, {}])
 def test_who_asks_for_no_wait_gets_none(
     relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

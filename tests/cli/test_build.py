@@ -22,8 +22,9 @@ PLAIN = str(FIXTURES / "plain.acomm")
 
 
 def run(*args: object, stdin: str | bytes = "") -> Result:
-    """By the names that these commands had: `relay acomm dump` is `relay dump --json`."""
-    return CliRunner().invoke(cli, ["acomm", *map(str, args)], input=stdin)
+    """`relay build …`, or `relay dump --json …`."""
+    words = ["dump", "--json", *args[1:]] if args[0] == "dump" else args
+    return CliRunner().invoke(cli, [str(word) for word in words], input=stdin)
 
 
 def refused(*args: object, stdin: str | bytes = "") -> Exception:

@@ -101,7 +101,7 @@ def test_a_time_before_all_times_is_the_beginning(home: Path) -> None:
     assert run(["--home", str(home), *"tail --no-follow --since 99999999d".split()]) == EXIT_OK
 
 
-@pytest.mark.parametrize("words", ["tail --no-follow", "ledger audit --agent operator"])
+@pytest.mark.parametrize("words", ["tail --no-follow", "tail --all --no-follow --agent operator"])
 def test_nothing_is_said_to_be_nothing(
     words: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

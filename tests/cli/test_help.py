@@ -37,8 +37,6 @@ ALL = dict(commands(cli))
 
 def test_every_command_has_an_example() -> None:
     for path, command in ALL.items():
-        if command.hidden:  # a former name
-            continue
         assert command.epilog and "Example" in command.epilog, path
         assert path == "relay sh" or f"\n  {path}" in command.epilog, path
 

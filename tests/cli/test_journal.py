@@ -124,16 +124,6 @@ def test_named_segments_move_as_far_as_they_may(home: Path) -> None:
     assert [row["tiers"] for row in lines(run(home, "status", "--json"))] == [[0], [1], [0, 1], [0]]
 
 
-def test_the_names_that_the_moves_had_are_understood(home: Path) -> None:
-    (home / "tier2").mkdir()
-    configure(home, objects="tier2")  # below the home
-    assert run(home, "compress", 1).stdout == "compressed segment 1\n"
-    assert run(home, "upload", 0, 1).stdout == "uploaded segment 0\nuploaded segment 1\n"
-    assert run(home, "evict", 0).stdout == "evicted segment 0\n"
-    assert run(home, "evict", "--warm", 0).stdout == "evicted segment 0\n"
-    assert run(home, "hydrate").stdout == "hydrated segment 0\n"
-
-
 def test_what_fails_is_a_line_and_the_next_is_tried(home: Path) -> None:
     path = Path(segment_path(str(home / "journal" / f"{1:020d}"), 1))
     path.write_bytes(path.read_bytes()[:-1] + b"\7")

@@ -46,7 +46,7 @@ async def test_a_cancelled_receive_has_taken_nothing(running: Relay, home: Path)
             with contextlib.suppress(asyncio.CancelledError):
                 if message := await waiting:  # it was there before the cancellation
                     got.append(message.body)
-            await alice.send("bob", str(number), wait_s=0)
+            await alice.send("bob", str(number), wait=0)
         while len(got) < 20:
             message = await asyncio.wait_for(bob.receive(PATIENCE_S), PATIENCE_S)
             assert message is not None
@@ -132,7 +132,7 @@ async def test_requests_to_the_relay(running: Relay, home: Path) -> None:
         )
         command = await bob.receive(PATIENCE_S)
         assert command is not None
-        await bob.ack(command, "in_progress", wait_s=PATIENCE_S)
+        await bob.ack(command, "in_progress", wait=PATIENCE_S)
         await bob.ack(command, "completed", "took 12 s")
         assert (await asked).body == "completed\ntook 12 s"
         assert [command.id] == sent

@@ -168,7 +168,7 @@ def test_what_is_hushed_stays_out_until_it_begins_anew(home: Path, running: Rela
 
 def test_messages_wait_for_a_relay_that_does_not_run(home: Path) -> None:
     with Agent("alice", home) as alice:
-        alice.send("bob", "hi", wait_s=0)
+        alice.send("bob", "hi", wait=0)
     row = next(one for one in waiting(home) if one["kind"] == "relay")
     assert row["what"] == "no relay is running; 1 message in outboxes"
     assert row["command"] == f"relay --home {home} up"

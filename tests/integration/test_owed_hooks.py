@@ -23,7 +23,7 @@ def bob(home: Path) -> Iterator[Cli]:
 
 
 def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alice: Agent) -> None:
-    asked = alice.send("bob", "deploy", kind="command", wait_s=PATIENCE_S)
+    asked = alice.send("bob", "deploy", kind="command", wait=PATIENCE_S)
     assert agents_of(home)["bob"]["state"] == "idle"
     assert f"Message {asked} from alice (command" in bob.prompt("what is new?")
     assert bob.stop() != ""  # seen, and owed: whichever of both it is kept for
@@ -55,7 +55,7 @@ def test_from_a_command_to_its_answer(running: Relay, home: Path, bob: Cli, alic
 def test_a_hook_killed_around_its_print_tells_it_no_more_often(
     running: Relay, home: Path, bob: Cli, alice: Agent, step: str
 ) -> None:
-    asked = alice.send("bob", "deploy", kind="command", wait_s=PATIENCE_S)
+    asked = alice.send("bob", "deploy", kind="command", wait=PATIENCE_S)
     bob.prompt("what is new?")
     bob.tool()
     until(lambda: not (home / "agents/bob/inbox" / f"{asked}.msg").exists())

@@ -132,7 +132,6 @@ def test_tail_shows_what_should_not_be_there(running: Relay, home: Path) -> None
     said = relay("tail", "--no-follow", home=home).stdout
     assert "(not_a_regular_file: agents/alice/outbox/1000000001-01.msg" in said
     assert events(home, "--security") == [event]
-    assert rows_of("ledger", "audit", "--security", home=home) == [event]  # its former name
 
 
 def test_top_refreshes_in_place_and_leaves_the_terminal_as_it_was(

@@ -60,7 +60,7 @@ WAITS: list[tuple[dict[str, Any], str]] = [
     ({"wait": "read=3s"}, ": delivered to alice, not read yet; not read within 3 s"),
     ({"wait": "taken"}, ": delivered to alice, not read yet"),
     ({"wait": "none"}, ": sent"),
-    ({"await_s": 0.1}, "; no answer within 0.1 s, a later one comes by inbox"),  # its earlier name
+    ({"wait": "answer=100ms"}, "; no answer within 0.1 s, a later one comes by inbox"),
 ]
 
 
