@@ -44,7 +44,7 @@ from relay.audit.lake import (
     write_empty,
     write_rows,
 )
-from relay.audit.lake_columns import batch_of, with_bucket
+from relay.audit.lake_columns import LEDGER_PREFIX, TABLES, batch_of, with_bucket
 from relay.audit.lake_sources import HomeSource, sources_of
 from relay.audit.snapshot import DAY_NS, HomeSnapshot, snapshot_home
 from relay.audit.sources import home_files, ledger_rows, originals, store_files
@@ -147,9 +147,7 @@ def update(
     ident = home_id(name)
     known = read_manifest(lake, ident)
     there = {
-        path: size
-        for table in lake_columns.TABLES
-        for path, size in lake.sizes(folder_of(table, ident)).items()
+        path: size for table in TABLES for path, size in lake.sizes(folder_of(table, ident)).items()
     }
     sources = list(sources_of(snapshot))
     at_ns = snapshot.ledger.taken_ns
@@ -173,7 +171,7 @@ def update(
             raise RelayError(part.problems[0], hint="without --strict the rest is read")
         parts.append(part)
     filled = {file.table for part in parts for file in part.files}
-    empty = [table for table in lake_columns.TABLES if table not in filled]
+    empty = [table for table in TABLES if table not in filled]
     parts.append(LakePart("none", {}, write_empty(lake, ident, empty)))
     made = LakeManifest(version(), name, at_ns, parts)
     lake.write(manifest_path(ident), msgspec.json.format(msgspec.json.encode(made)))
@@ -299,7 +297,7 @@ def read_task(task: PartTask) -> LakePart:
 
 
 def _verdicts(rows: Sequence[VerifiedFile], at_ns: int) -> pa.RecordBatch:
-    return batch_of([(*row, at_ns // NS_PER_US) for row in rows], lake_columns.FILES)
+    return batch_of([(*row, at_ns // NS_PER_US) for row in rows], TABLES["files"])
 
 
 # -- reading one ------------------------------------------------------------------------
@@ -372,7 +370,7 @@ def _read_originals(task: PartTask, source: HomeSource) -> Rows:
     """Read the folders, or the pack, of a day."""
     found = (row for unit in source.given for row in originals.read_unit(task.home, unit))
     batches, verdicts = [], []
-    columns = lake_columns.ORIGINALS
+    columns = TABLES["originals"]
     plain = columns.remove(0)
     while rows := list(islice(found, BATCH_ROWS)):
         verdicts += [
@@ -402,8 +400,8 @@ def _ledger(lake: Lake, ident: str, snapshot: HomeSnapshot) -> LakePart:
     files: list[LakeFile] = []
     path = snapshot.ledger.path
     for table, plain in lake_columns.LEDGER.items():
-        name = f"{lake_columns.LEDGER_PREFIX}{table}"
-        columns = lake_columns.TABLES[name]
+        name = f"{LEDGER_PREFIX}{table}"
+        columns = TABLES[name]
         batches = list(ledger_rows.read_rows(path, table, plain))
         if columns is plain or "bucket" not in columns.names:
             files += write_rows(lake, ident, "all", name, batches)
@@ -467,6 +465,6 @@ def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePar
     ]
     files: list[LakeFile] = []
     for table, rows in (("home", [home]), ("usage", measured), ("limits", limits)):
-        batch = pa.RecordBatch.from_pylist(rows, schema=lake_columns.TABLES[table])
+        batch = pa.RecordBatch.from_pylist(rows, schema=TABLES[table])
         files += write_rows(lake, ident, table, table, [batch])
     return LakePart("home", {}, files)

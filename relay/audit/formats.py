@@ -44,7 +44,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from relay.audit import lake_columns
-from relay.audit.lake_columns import BYTES, TEXTS, always, maybe
+from relay.audit.lake_columns import ACOMM, AOF2, TABLES
 from relay.audit.lake_tables import in_spark
 from relay.audit.sources import journal_files
 from relay.audit.sources.bucket_files import find_files
@@ -70,31 +70,16 @@ _MAGIC = b"SQLite format 3\0"
 _WAL = b"\2\2"
 _SPARK_FOLDERS = "SPARK_LOCAL_DIRS"  # of the application alone; Spark removes them at its end
 
-STORED_MESSAGE = StructType(
-    [
-        *in_spark(lake_columns.STORE_MESSAGES, "bucket"),
-        *in_spark(
-            pa.schema(
-                [
-                    always("content", BYTES, "UTF-8, or ciphertext when sealed"),
-                    maybe("metadata", TEXTS, "values other than text are written as JSON"),
-                    maybe("signature", BYTES, "Ed25519"),
-                ]
-            )
-        ),
-    ]
-)
-STORED_DELIVERY = in_spark(lake_columns.STORE_DELIVERIES, "bucket")
-STORED_CHANNEL = in_spark(lake_columns.STORE_CHANNELS)
-STORED_SUBSCRIPTION = in_spark(lake_columns.STORE_SUBSCRIPTIONS)
-JOURNAL = in_spark(lake_columns.JOURNAL)
+STORED_MESSAGE = in_spark(pa.schema([*TABLES["store_messages"], *ACOMM]), "bucket")
+JOURNAL = in_spark(AOF2)
 # The tables of the format `relay_ledger`: those of schema.sql, with its columns and its order.
 LEDGER = {table: in_spark(columns) for table, columns in lake_columns.LEDGER.items()}
 SECTIONS: dict[str, StructType] = {
     **dict.fromkeys(MESSAGE_SECTIONS, STORED_MESSAGE),
-    "channels": STORED_CHANNEL,
-    "subscriptions": STORED_SUBSCRIPTION,
-    "deliveries": STORED_DELIVERY,
+    **{
+        section: in_spark(TABLES[f"store_{section}"], "bucket")
+        for section in ("channels", "subscriptions", "deliveries")
+    },
 }
 
 

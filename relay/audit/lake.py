@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from relay.audit import lake_columns
+from relay.audit.lake_columns import TABLES
 from relay.audit.sources.bucket_files import explained, is_remote, open_bucket
 from relay.base import fsio
 from relay.base.errors import NoRoom, RelayError
@@ -90,7 +90,7 @@ class LakeManifest(msgspec.Struct, frozen=True):
 
 def version() -> str:
     """Identify the extractor and its columns: rows of another version are made again."""
-    text = repr([(table, str(columns)) for table, columns in lake_columns.TABLES.items()])
+    text = repr([(table, str(columns)) for table, columns in TABLES.items()])
     return f"{EXTRACTOR}-{sha256_hex(text.encode())[:16]}"
 
 
@@ -282,16 +282,13 @@ def write_rows(
     lake: Lake, home: str, part: str, table: str, batches: Iterable[pa.RecordBatch]
 ) -> list[LakeFile]:
     """Write rows of a table as one file, named by its content; no rows, no file."""
-    rows = pa.Table.from_batches(batches, lake_columns.TABLES[table])
+    rows = pa.Table.from_batches(batches, TABLES[table])
     return [_write(lake, home, part, table, rows)] if rows.num_rows else []
 
 
 def write_empty(lake: Lake, home: str, tables: Iterable[str]) -> list[LakeFile]:
     """Write a file without rows for each table: who reads a folder needs one for the columns."""
-    return [
-        _write(lake, home, "none", table, lake_columns.TABLES[table].empty_table())
-        for table in tables
-    ]
+    return [_write(lake, home, "none", table, TABLES[table].empty_table()) for table in tables]
 
 
 def _write(lake: Lake, home: str, part: str, table: str, rows: pa.Table) -> LakeFile:

@@ -18,13 +18,12 @@ from pyspark.sql.types import StructField, StructType
 from relay.audit import lake_columns
 from relay.audit.cluster import is_local
 from relay.audit.lake import Lake, LakeManifest, home_id, homes_of, open_lake, read_manifest
-from relay.audit.lake_columns import TEXT, always, comment_of
+from relay.audit.lake_columns import comment_of
 from relay.audit.snapshot import HomeSnapshot
 from relay.audit.sources.bucket_files import is_remote
 from relay.audit.temp_folders import private_folder
 from relay.base.errors import FormatError, RelayError
 
-HOME = always("home", TEXT, "16 hex: the home that the row is of")
 # By the beginning of a table's name the kinds of files that its rows are of.
 SOURCES = {"store": ("store", "archive"), "journal": ("segment", "journal")}
 _GLOB = re.compile(r"[\\*?{}\[\]]")  # Hadoop's
@@ -86,7 +85,9 @@ def tables(spark: SparkSession, lake: str, *names: str) -> dict[str, DataFrame]:
     found = {}
     for table, columns in lake_columns.TABLES.items():
         base = paths[table][0].rsplit("/", 2)[0]
-        found[table] = read_parquet(spark, columns.append(HOME), *paths[table], base=base)
+        found[table] = read_parquet(
+            spark, columns.append(lake_columns.HOME), *paths[table], base=base
+        )
         found[table].createOrReplaceTempView(table)
     return found
 

@@ -27,13 +27,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit import result_columns
 from relay.audit.extract import UNREAD
 from relay.audit.formats import JOURNAL, MODES, STORED_MESSAGE, register, subset
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header
-from relay.audit.lake_columns import LEDGER, LEDGER_PREFIX, TEXT, TEXTS, always, maybe
+from relay.audit.lake_columns import FINDING, LEDGER, LEDGER_PREFIX, RESULTS
 from relay.audit.lake_tables import SOURCES, Inputs, conform
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
@@ -49,15 +48,7 @@ SUFFIX = ".sql"
 MOST_BYTES = 1 << 20  # of a file
 RESULT = "result_"  # before the name of a job's table
 
-ROW = pa.schema(
-    [
-        maybe("message_id", TEXT, "column of the check's SELECT"),
-        maybe("agent", TEXT, "likewise"),
-        maybe("route", TEXT, "likewise"),
-        maybe("path", TEXT, "likewise"),
-        always("detail", TEXTS, "its other columns that are not NULL"),
-    ]
-)
+ROW = RESULTS["own_check"]
 NOT_IN_LAKE = frozenset(("content", "metadata", "signature"))  # bytes that few queries read
 NAMED = ("message_id", "agent", "route", "path")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -311,4 +302,4 @@ def _findings(name: str, severity: str, inputs: Inputs) -> DataFrame | None:
             "observed_at"
         ),
     )
-    return conform(rows, result_columns.FINDING)
+    return conform(rows, FINDING)

@@ -28,9 +28,9 @@ from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import ASCENDING, FINDINGS, Plain, count_by, first_rows
 from relay.audit.jobs.sql_files import ERROR, WARNING
 from relay.audit.lake import Lake, LakeManifest
+from relay.audit.lake_columns import FINDING
 from relay.audit.lake_tables import Inputs
 from relay.audit.output import OutFolder, out_folder
-from relay.audit.result_columns import FINDING
 from relay.audit.session import (
     DEFAULT_MASTER,
     end_jvm,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from relay.audit.jobs.job import FINDINGS
 from relay.audit.jobs.sql_jobs import SQL_JOBS
 from relay.audit.lake import Lake, LakeManifest, read_rows
-from relay.audit.result_columns import FINDING, arrow_table
+from relay.audit.lake_columns import FINDING, arrow_table
 
 GONE = ("terminated", "retired")  # as agents.sql has them
 AWAY = ("inactive", *GONE)

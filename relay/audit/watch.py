@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from relay.audit import lake_columns
 from relay.audit.lake import FolderLake
+from relay.audit.lake_columns import AOF2
 from relay.audit.sources import journal_files
 from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS
 from relay.audit.sources.journal_files import (
@@ -354,16 +354,16 @@ class _Watch:
             fresh = [gap for gap in plan.damage if gap.reason not in self.position.damaged]
             if fresh:
                 damaged += [gap.reason for gap in fresh]
-                found += gap_rows(fresh, lake_columns.JOURNAL)
+                found += gap_rows(fresh, AOF2)
                 starts[stream] = ends[stream] = begin
             _sync(plan)
             for segment in plan.segments:
-                for batch in read_segment(segment, lake_columns.JOURNAL, settings):
+                for batch in read_segment(segment, AOF2, settings):
                     found.append(batch)
                     starts[stream], ends[stream] = begin, batch["end"][-1].as_py()
                     if most is not None and sum(map(len, found)) >= most:
                         return _Read(pa.Table.from_batches(found), starts, ends, damaged)
-        events = pa.Table.from_batches(found, lake_columns.JOURNAL)
+        events = pa.Table.from_batches(found, AOF2)
         return _Read(events, starts, ends, damaged)
 
 

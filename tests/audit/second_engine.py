@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import sqlglot
 from pyarrow.dataset import dataset
 
-from relay.audit import lake_columns, result_columns
+from relay.audit import lake_columns
 from relay.audit.extract import update
 from relay.audit.jobs import JOBS, sql_files
 from relay.audit.jobs.sql_files import (
@@ -31,12 +31,13 @@ from relay.audit.jobs.sql_files import (
     Statement,
     job_header,
 )
-from relay.audit.jobs.sql_jobs import may_find
+from relay.audit.jobs.sql_jobs import SQL_JOBS, may_find
 from relay.audit.lake import open_lake
-from relay.audit.result_columns import arrow_table
+from relay.audit.lake_columns import arrow_table
 from relay.audit.snapshot import HomeSnapshot
 
 Rows = list[dict[str, Any]]
+SQL_NAMES = [job.name for job in SQL_JOBS]
 # What a group of so few values is exact in; and a name that the translation leaves.
 SAME = {"APPROX_QUANTILE": "QUANTILE_DISC", "TIMESTAMP_MICROS": "MAKE_TIMESTAMP"}
 NAMED = ("message_id", "agent", "route", "path")
@@ -90,16 +91,14 @@ class SecondEngine:
     def run(self, job: str, before: Said | None = None) -> Said:
         """Make the tables and the findings of a job; ``before``: an earlier run."""
         parts = sql_files.statements(job)
-        for name, schema in result_columns.TABLES[job].items():
+        for name, schema in JOBS[job].tables.items():
             earlier = before.tables[name] if before is not None else []
             former = arrow_table([tuple(row.values()) for row in earlier], schema)
             self._add(f"{name}{BEFORE}", former)
         for statement in parts:
             if statement.kind != FINDINGS:
                 self._make(job, statement)
-        made = {
-            name: self._table(name, schema) for name, schema in result_columns.TABLES[job].items()
-        }
+        made = {name: self._table(name, schema) for name, schema in JOBS[job].tables.items()}
         tables = {name: in_utc(table.to_pylist()) for name, table in made.items()}
         written = {name: dataset(table) for name, table in made.items()}
         found: Rows = []

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay.audit import result_columns
 from relay.audit.disk_usage import HomeUsage, PartUsage, RetentionLimit, TierSavings, measure
 from relay.audit.jobs import capacity
+from relay.audit.lake_columns import FINDING
 from relay.audit.snapshot import HomeSnapshot
 from relay.base.config import Config, DiskSettings, RetentionSettings
 from relay.base.errors import ConfigError
@@ -51,7 +51,7 @@ def tables(snapshot: HomeSnapshot, known: HomeUsage) -> Rows:
     made = capacity.tables(snapshot, known)
     assert {name: made[name].schema.names for name in made} == {
         **{name: schema.names for name, schema in capacity.JOB.tables.items()},
-        "findings": result_columns.FINDING.names,
+        "findings": FINDING.names,
     }
     return {name: table.to_pylist() for name, table in made.items()}
 

@@ -19,7 +19,6 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from relay.audit import result_columns
 from relay.audit.jobs import JOBS
 from relay.audit.run import RunRequest, run_audit
 from relay.audit.snapshot import snapshot_home
@@ -29,7 +28,7 @@ from scripts.cluster.one_run import StandingClock
 from scripts.history.__main__ import make_faulty
 from scripts.history.faults import BY_NAME, Planted, chosen
 from scripts.history.make import Given, History
-from tests.audit.second_engine import SecondEngine, in_utc
+from tests.audit.second_engine import SQL_NAMES, SecondEngine, in_utc
 
 pytestmark = pytest.mark.shows("audit 2.2")
 
@@ -112,7 +111,7 @@ def second_engine(root: Path, clock: StandingClock) -> SecondEngine:
 def test_a_sound_history_gives_no_findings(tmp_path: Path) -> None:
     History(str(tmp_path / "home"), given(1)).make()
     with contextlib.closing(second_engine(tmp_path, StandingClock(time.time_ns()))) as engine:
-        said = {job: engine.run(job) for job in result_columns.TABLES}
+        said = {job: engine.run(job) for job in SQL_NAMES}
     assert {job: one.findings for job, one in said.items() if one.findings} == {}
     assert said["traffic"].counts["messages"] > MESSAGES  # and the answers
 
@@ -159,7 +158,7 @@ def engine(faulty: Looked) -> Iterator[SecondEngine]:
 
 
 @PATIENT
-@pytest.mark.parametrize("job", result_columns.TABLES)
+@pytest.mark.parametrize("job", SQL_NAMES)
 def test_the_second_engine_says_the_same(faulty: Looked, engine: SecondEngine, job: str) -> None:
     theirs = engine.run(job)
     for name, rows in theirs.tables.items():

@@ -105,7 +105,7 @@ def test_every_table_is_a_view(spark: SparkSession, where: Path, home: HomeBuild
     assert tables(spark, str(where), "copy")["home"].count() == 1
     assert found["ledger_rings"].count() == 0
     comment = found["store_messages"].schema["bucket"].metadata["comment"]
-    assert comment == lake_columns.comment_of(lake_columns.STORE_MESSAGES.field("bucket"))
+    assert comment == lake_columns.comment_of(lake_columns.TABLES["store_messages"].field("bucket"))
     with pytest.raises(RelayError, match=r"no home another$"):
         tables(spark, str(where), "copy", "another")
     with pytest.raises(RelayError, match="no lake"):

@@ -12,14 +12,13 @@ import pytest
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
-from relay.audit import result_columns
 from relay.audit.jobs import JOBS
 from relay.audit.run import Report, RunRequest, run_audit
 from relay.audit.snapshot import snapshot_home
 from relay.base.clock import Clock
 from relay.base.errors import EXIT_OK, LedgerError
 from tests.audit import real_homes
-from tests.audit.second_engine import Said, SecondEngine
+from tests.audit.second_engine import SQL_NAMES, Said, SecondEngine
 from tests.procs import relay
 
 pytestmark = pytest.mark.shows("audit 2.10")
@@ -47,7 +46,7 @@ def said(home: Path, folder: Path, *names: str) -> dict[str, Said]:
     folder.mkdir()
     snapshot = snapshot_home(str(home), str(folder), Clock(), 0)
     with contextlib.closing(SecondEngine(snapshot, folder / "lake")) as engine:
-        return {name: engine.run(name) for name in names or result_columns.TABLES}
+        return {name: engine.run(name) for name in names or SQL_NAMES}
 
 
 def found(of: dict[str, Said]) -> dict[str, set[str]]:

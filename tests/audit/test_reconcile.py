@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from relay.audit import result_columns
+from relay.audit.lake_columns import FINDING, RESULTS
 from relay.base.clock import NS_PER_S
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.names import sha256_hex
@@ -107,13 +107,13 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_each_planted_fault_is_found_and_nothing_else(judged: Judged) -> None:
     rows = judged.rows("reconcile")
-    assert set(rows[0]) == set(result_columns.RECONCILED.names)
+    assert set(rows[0]) == set(RESULTS["reconcile"].names)
     assert {row["message_id"]: row["class"] for row in rows} == EXPECTED
 
 
 def test_findings_name_what_is_wrong_and_what_is_known(judged: Judged) -> None:
     found = judged.rows("findings")
-    assert set(found[0]) == {*result_columns.FINDING.names, "job"}
+    assert set(found[0]) == {*FINDING.names, "job"}
     rows = {row["message_id"]: row for row in found}
     assert {name: (row["check"], row["severity"]) for name, row in rows.items()} == {
         "1-different": ("reconcile.checksum_differs", "error"),
@@ -146,7 +146,7 @@ def test_findings_are_printed_kept_and_exit_3(judged: Judged) -> None:
         line.split() == ["error", "missing", "1-missing", "alice", ">", "bob"] for line in lines
     )
     assert result.stderr == ""
-    assert set(judged.rows("traffic")[0]) == set(result_columns.TRAFFIC.names)
+    assert set(judged.rows("traffic")[0]) == set(RESULTS["traffic"].names)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["findings"], summary["exit_code"], summary["home"]) == (5, 3, judged.home)
     assert summary["store_files"] == ["store/relay.acomm"]

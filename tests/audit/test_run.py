@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from relay.audit import result_columns, run
+from relay.audit import run
 from relay.audit.jobs import JOBS
 from relay.audit.jobs.job import Tables
+from relay.audit.lake_columns import FINDING
 from relay.audit.lake_tables import Inputs
 from relay.base.errors import HomeMissing, LedgerError, RelayError
 from relay.cli import audit as command
@@ -189,7 +190,7 @@ def test_the_command_line_is_there_before_spark_is() -> None:
 def test_the_document_names_every_job_class_and_column() -> None:
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     tables = [schema for job in JOBS.values() for schema in job.tables.values()]
-    for schema in (*tables, result_columns.FINDING):
+    for schema in (*tables, FINDING):
         assert [name for name in schema.names if f"`{name}`" not in text] == []
     assert [name for name in set(EXPECTED.values()) if f"| `{name}` |" not in text] == []
     assert [name for name in JOBS if f"## {name}\n" not in text] == []

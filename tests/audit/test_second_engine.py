@@ -9,16 +9,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from relay.audit import result_columns
 from relay.audit.jobs import JOBS
-from relay.audit.jobs.sql_files import FINDINGS, SHARED, TABLE, statements
+from relay.audit.jobs.sql_files import FINDINGS, SHARED, statements
+from relay.audit.lake_columns import RESULTS
 from relay.audit.run import RunRequest, run_audit
 from relay.audit.snapshot import snapshot_home
 from relay.base.home import LEDGER
 from scripts.cluster.one_run import StandingClock
 from scripts.history.make import History
 from tests.audit.printed import parquet
-from tests.audit.second_engine import in_utc, says
+from tests.audit.second_engine import SQL_NAMES, in_utc, says
 from tests.audit.test_history import PATIENT, given
 
 BACKWARDS = (
@@ -49,16 +49,17 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
     )
 
 
-def test_every_table_of_a_job_in_sql_is_a_statement() -> None:
-    for job, schemas in result_columns.TABLES.items():
-        names = [one.name for one in statements(job) if one.kind == TABLE]
-        assert names == list(schemas)
+def test_each_table_of_the_results_is_a_statement_of_a_job() -> None:
+    tables = [name for job in JOBS.values() for name in job.tables]
+    assert sorted([*tables, "findings", "own_check"]) == sorted(RESULTS)
+    for job in SQL_NAMES:
+        assert job == next(iter(JOBS[job].tables))
         found = {one.name for one in statements(job) if one.kind == FINDINGS}
         classes = JOBS[job].header.checks.keys()
         assert found - {"class"} <= classes if "class" in found else found == classes
 
 
 def test_no_two_files_give_a_view_the_same_name() -> None:
-    files = (*result_columns.TABLES, SHARED)
+    files = (*SQL_NAMES, SHARED)
     names = [one.name for file in files for one in statements(file) if one.kind != FINDINGS]
     assert len(names) == len(set(names))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from relay.audit import disk_usage, result_columns, run, unused
+from relay.audit import disk_usage, run, unused
 from relay.audit.extract import extracted
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
 from relay.base.errors import EXIT_FINDINGS
 from tests.audit.printed import parquet, relay_audit
-from tests.audit.second_engine import SecondEngine, in_utc
+from tests.audit.second_engine import SQL_NAMES, SecondEngine, in_utc
 from tests.box import Box
 
 
@@ -40,7 +40,7 @@ def test_the_tables_are_those_that_the_jobs_make(box: Box, tmp_path: Path) -> No
     assert found is not None
     compared: dict[str, list[str]] = {"findings": []}
     with contextlib.closing(SecondEngine(snapshot, tmp_path / "lake")) as engine:
-        for job in result_columns.TABLES:
+        for job in SQL_NAMES:
             said = engine.run(job)
             assert said.findings == []
             compared |= {name: rows(theirs) for name, theirs in said.tables.items()}

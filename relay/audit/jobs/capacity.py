@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
-from relay.audit import result_columns
 from relay.audit.disk_usage import (
     ARCHIVE_PART,
     ATTACHMENT_PART,
@@ -39,7 +38,7 @@ from relay.audit.jobs.job import (
     first_rows,
 )
 from relay.audit.jobs.sql_files import job_header, severities
-from relay.audit.result_columns import arrow_table
+from relay.audit.lake_columns import FINDING, RESULTS, arrow_table
 from relay.audit.snapshot import HomeSnapshot
 from relay.base.clock import NS_PER_S, NS_PER_US
 from relay.ledger.file import connect_readonly
@@ -65,7 +64,7 @@ class Sent(NamedTuple):
 
 
 class Day(NamedTuple):
-    """Bytes of a day on the disk: a row of result_columns.CAPACITY without its total."""
+    """Bytes of a day on the disk: a row of its table without the total."""
 
     day: date
     messages: int
@@ -79,7 +78,7 @@ class Day(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the home: a row of result_columns.CAPACITY_PART."""
+    """A part of the home: a row of its table."""
 
     part: str
     files: int
@@ -101,13 +100,13 @@ def tables(snapshot: HomeSnapshot, sizes: HomeUsage) -> Plain:
     found = rows(snapshot.ledger.path, sizes)
     (known,) = found[FORECAST]
     at_us = snapshot.ledger.taken_ns // NS_PER_US
-    said = findings(dict(zip(result_columns.CAPACITY_FORECAST.names, known, strict=True)), at_us)
+    said = findings(dict(zip(RESULTS[FORECAST].names, known, strict=True)), at_us)
     made = {name: arrow_table(found[name], schema) for name, schema in JOB.tables.items()}
-    return {**made, FINDINGS: arrow_table(said, result_columns.FINDING)}
+    return {**made, FINDINGS: arrow_table(said, FINDING)}
 
 
 def findings(forecast: Mapping[str, Any], at_us: int) -> list[tuple[object, ...]]:
-    """Make the rows of result_columns.FINDING: one, or none."""
+    """Make the rows of the table of findings: one, or none."""
     full_in_days = forecast["full_in_days_kept"]
     if forecast["free_bytes"] < forecast["floor_bytes"]:
         check, facts = "below_floor", ("free_bytes", "floor_bytes", "disk_bytes", "home_bytes")
@@ -202,7 +201,7 @@ def _rates(days: Mapping[date, Day], until: date) -> dict[str, float] | None:
 
 
 def forecast(parts: list[Part], days: Mapping[date, Day], sizes: HomeUsage) -> tuple[object, ...]:
-    """Forecast the full disk, and sum the tiers' savings: result_columns.CAPACITY_FORECAST."""
+    """Forecast the full disk, and sum the tiers' savings: the row of its table."""
     rates = [part.rate for part in parts if part.rate is not None]
     packed = [days[day].message_bytes for day, _ in sizes.packs if day in days]
     return (
@@ -251,11 +250,7 @@ def shown(tables: Written) -> Rows:
 JOB = AuditJob(
     name=NAME,
     header=job_header(NAME),
-    tables={
-        NAME: result_columns.CAPACITY,
-        PARTS: result_columns.CAPACITY_PART,
-        FORECAST: result_columns.CAPACITY_FORECAST,
-    },
+    tables={name: RESULTS[name] for name in (NAME, PARTS, FORECAST)},
     counts=counts,
     plain=make,
     shown=shown,

@@ -32,7 +32,9 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from relay.audit.lake_columns import TABLES
+import pyarrow as pa
+
+from relay.audit.lake_columns import RESULTS, TABLES
 from relay.audit.snapshot import HomeSnapshot
 from relay.base.clock import NS_PER_US
 
@@ -151,6 +153,12 @@ def statements(job: str) -> tuple[Statement, ...]:
     _, *parts = _PART.split(_text(job))
     each = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     return tuple(Statement(kind, name, sql.strip()) for kind, name, sql in each)
+
+
+def tables_of(job: str) -> dict[str, pa.Schema]:
+    """The tables of a job and their columns, in order."""
+    made = [statement.name for statement in statements(job) if statement.kind == TABLE]
+    return {name: RESULTS[name] for name in made}
 
 
 def reads_kept(job: str) -> bool:

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from relay.audit import result_columns
 from relay.audit.jobs.job import (
     ASCENDING,
     DESCENDING,
@@ -38,10 +37,11 @@ from relay.audit.jobs.sql_files import (
     reads_kept,
     severities,
     statements,
+    tables_of,
     times,
     with_values,
 )
-from relay.audit.lake_columns import TABLES
+from relay.audit.lake_columns import FINDING, TABLES
 from relay.audit.lake_tables import Inputs, in_spark
 
 SHOWN = 20  # rows that are printed
@@ -64,12 +64,12 @@ def make(job: str, inputs: Inputs) -> Tables:
     """Make the tables of a job."""
     own = [statement for statement in statements(job) if statement.kind != FINDINGS]
     made = {statement.name: _rows(job, statement, inputs) for statement in own}
-    return {name: made[name] for name in result_columns.TABLES[job]}
+    return {name: made[name] for name in tables_of(job)}
 
 
 def _rows(job: str, statement: Statement, inputs: Inputs) -> DataFrame:
     """The rows of a statement, a view for others; computed once where it is read twice."""
-    schemas = result_columns.TABLES.get(job, {})
+    schemas = tables_of(job)
     readers = sum(reader.reads[statement.name] for reader in statements(job))
 
     def run() -> DataFrame:
@@ -120,13 +120,13 @@ def may_find(job: str, statement: Statement, written: Written) -> bool:
 
 def _findings(job: str, inputs: Inputs) -> DataFrame | None:
     """The findings of a job, from its tables as they were written; None where there are none."""
-    tables = result_columns.TABLES[job]
+    tables = tables_of(job)
     written = {name: inputs.written(name) for name in tables}
     some = [one for one in statements(job) if one.kind == FINDINGS and may_find(job, one, written)]
     for name in tables.keys() & {name for one in some for name in one.reads}:
         inputs.result(name, tables[name]).createOrReplaceTempView(name)
     found = " UNION ALL ".join(_as_findings(job, one, inputs) for one in some)
-    return inputs.spark.sql(_cast(found, result_columns.FINDING)) if some else None
+    return inputs.spark.sql(_cast(found, FINDING)) if some else None
 
 
 def _as_findings(job: str, statement: Statement, inputs: Inputs) -> str:
@@ -280,7 +280,7 @@ def _job(
     return AuditJob(
         name=name,
         header=header,
-        tables=result_columns.TABLES[name],
+        tables=tables_of(name),
         make=partial(make, name),
         counts=counts or (lambda tables: count_by(tables[name])),
         findings=partial(_findings, name) if header.checks else None,

@@ -36,13 +36,12 @@ from relay.acomm.fields import (
 )
 from relay.acomm.model import Channel, Message, MessageStatus, MessageType, Priority
 from relay.acomm.records import ENCRYPTION_BYTES
+from relay.audit import lake_columns
 from relay.base.errors import FormatError
 from relay.engine.messages import KIND_OF
 
 LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z: Spark's times end there
 MICROS = 1_000_000
-TIME = pa.timestamp("us", tz="UTC")
-U64_TYPE = pa.decimal128(20, 0)
 CODES = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
 LABELS = {
     "message_type": (ColumnBlock.MESSAGE_TYPE, MessageType),
@@ -151,7 +150,7 @@ class MessageTable:
         return self._deltas(ColumnBlock.CREATED_AT)
 
     def _id(self) -> pa.Array:
-        return self._deltas(ColumnBlock.ID).cast(U64_TYPE)
+        return self._deltas(ColumnBlock.ID).cast(lake_columns.U64)
 
     def _created_at(self) -> pa.Array:
         return _times(self._created)
@@ -163,7 +162,7 @@ class MessageTable:
         return _times(self._optional(ColumnBlock.ACKNOWLEDGED_AT, self._created))
 
     def _ttl_s(self) -> pa.Array:
-        return self._optional(ColumnBlock.TTL).cast(U64_TYPE)
+        return self._optional(ColumnBlock.TTL).cast(lake_columns.U64)
 
     def _retry_count(self) -> pa.Array:
         return self._numbers(ColumnBlock.RETRY_COUNT).cast(pa.int64())
@@ -211,7 +210,7 @@ class MessageTable:
         return pa.array(self._channels[1], pa.string()).take(self._channels[2])
 
     def _channel_id(self) -> pa.Array:
-        ids = pa.array(self._channels[0], pa.uint64()).cast(U64_TYPE)
+        ids = pa.array(self._channels[0], pa.uint64()).cast(lake_columns.U64)
         return ids.take(self._channels[2])
 
     @cached_property
@@ -367,7 +366,7 @@ def _times(seconds: pa.Array) -> pa.Array:
     """Convert to microseconds; NULL after the last time that Spark has."""
     known = pc.less_equal(seconds, pa.scalar(LAST_SECOND, pa.uint64()))
     kept = pc.if_else(known, seconds, pa.scalar(None, pa.uint64())).cast(pa.int64())
-    return pc.multiply(kept, MICROS).cast(TIME)
+    return pc.multiply(kept, MICROS).cast(lake_columns.TIME)
 
 
 def _array(reader: Reader, kind: pa.DataType, length: int, whole: bool = True) -> pa.Array:

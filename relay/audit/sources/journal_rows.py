@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relay.audit import lake_columns
-from relay.audit.lake_columns import NUMBER, TEXT, U64
+from relay.audit.lake_columns import MOVED, TABLES, with_bucket
 from relay.audit.sources.journal_columns import (
     GAP,
     SEALED,
@@ -24,16 +23,12 @@ from relay.base.errors import RelayError
 from relay.journal.catalog import SegmentEntry
 from relay.journal.check import SegmentInspector
 
-_DELIVERY = pa.struct([("number", U64), ("recipient", TEXT), ("attempt", NUMBER)])
-_LISTED = pa.field("deliveries", pa.list_(_DELIVERY))
+_LISTED = pa.field("deliveries", pa.list_(MOVED))
 # What is read for each table; the buckets are made later.
-_SENT = lake_columns.JOURNAL_SENT.remove(0)
-_RECORDS = lake_columns.JOURNAL_RECORDS
+_SENT = TABLES["journal_sent"].remove(0)
+_RECORDS = TABLES["journal_records"]
 _MOVES = pa.schema(
-    [
-        *(column for column in lake_columns.JOURNAL_MOVES if column.name not in _DELIVERY.names),
-        _LISTED,
-    ]
+    [*(column for column in TABLES["journal_moves"] if column.name not in MOVED.names), _LISTED]
 )
 SENT = "MessageSent"
 NO_KEY = "records are sealed, and no key opens them"
@@ -107,8 +102,7 @@ def _tables(every: Iterable[RecordRows], shown: str) -> dict[str, list[pa.Record
         moved = to_batch(rows, _MOVES)
         has_moves = moved.column(_LISTED.name).is_valid().to_pylist()
         is_other = [not (sent or moved) for sent, moved in zip(is_sent, has_moves, strict=True)]
-        columns = lake_columns.JOURNAL_SENT
-        found["journal_sent"].append(lake_columns.with_bucket(columns, sent, "relay_id"))
+        found["journal_sent"].append(with_bucket(TABLES["journal_sent"], sent, "relay_id"))
         found["journal_moves"].append(_moves(moved))
         found["journal_records"].append(to_batch(rows.where(is_other), _RECORDS))
     return found
@@ -119,8 +113,8 @@ def _moves(batch: pa.RecordBatch) -> pa.RecordBatch:
     lists = batch.column(_LISTED.name)
     of = pc.list_parent_indices(lists)
     flat = pc.list_flatten(lists)
-    own = dict(zip(_DELIVERY.names, flat.flatten(), strict=True))
-    columns = lake_columns.JOURNAL_MOVES
+    own = dict(zip(MOVED.names, flat.flatten(), strict=True))
+    columns = TABLES["journal_moves"]
     arrays = [
         own[field.name] if field.name in own else batch.column(field.name).take(of)
         for field in columns

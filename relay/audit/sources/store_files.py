@@ -20,8 +20,7 @@ from relay.acomm.fields import U64, Reader
 from relay.acomm.model import Channel, StoreFile, Subscription
 from relay.acomm.records import read_channel, read_subscription
 from relay.acomm.sections import read_blocks, split
-from relay.audit import lake_columns
-from relay.audit.lake_columns import batch_of, with_bucket
+from relay.audit.lake_columns import TABLES, batch_of, with_bucket
 from relay.audit.sources.acomm_messages import (
     FROM_RECORDS,
     LAST_SECOND,
@@ -119,7 +118,7 @@ class _OpenFile:
 
     def tables(self, shown: str) -> StoreRows:
         """Read the rows of every section, each once; ``shown`` is the file's name in them."""
-        columns = lake_columns.STORE_MESSAGES
+        columns = TABLES["store_messages"]
         plain = columns.remove(0)
         state = EngineState.decode(read_blocks(self._section(SectionType.ENGINE_STATE)))
         parts = [self.messages("messages", plain)]
@@ -152,13 +151,13 @@ class _OpenFile:
             _subscription(shown, subscription)
             for subscription in self._records(_SUBSCRIPTIONS, read_subscription)
         ]
-        columns = lake_columns.STORE_DELIVERIES
+        columns = TABLES["store_deliveries"]
         delivered = batch_of(deliveries, columns.remove(0))
         found = {
             "store_messages": messages,
             "store_deliveries": [with_bucket(columns, delivered, "relay_id")],
-            "store_channels": [batch_of(channels, lake_columns.STORE_CHANNELS)],
-            "store_subscriptions": [batch_of(subscriptions, lake_columns.STORE_SUBSCRIPTIONS)],
+            "store_channels": [batch_of(channels, TABLES["store_channels"])],
+            "store_subscriptions": [batch_of(subscriptions, TABLES["store_subscriptions"])],
         }
         return StoreRows(found, len(self._data), hashlib.sha256(self._data).hexdigest())
 
