@@ -290,7 +290,7 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
     health, snapshot, disk = status.health(), status.snapshot, status.disk
     step, step_s = status.metrics.stuck_s()
     age = status.snapshot_age_s()
-    wal = measure_wal(os.path.join(status.home, LEDGER), status.config.ledger)
+    wal_state, n_bytes = measure_wal(os.path.join(status.home, LEDGER), status.config.ledger)
     page: dict[str, Any] = {
         "home": status.home,
         "pid": os.getpid(),
@@ -310,8 +310,8 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
         "tiers_waiting": list(status.tiers_waiting),
         "ledger_damage": status.ledger_damage,
         "rss_bytes": resident_bytes(),
-        "wal_bytes": wal.n_bytes,
-        "wal_state": wal.state.value,
+        "wal_bytes": n_bytes,
+        "wal_state": wal_state.value,
         "snapshot_age_s": None if age is None else round(age, 3),
         "disk": None if disk is None else _disk_status(disk),
     }

@@ -83,7 +83,7 @@ class Housekeeper:
         self._next_disk_ns = clock.monotonic_ns()
         self._next_slice_ns = 0
         self.damage = ""  # what the last check of the ledger found
-        self.wal = WalWatch(ledger, home.path(LEDGER), config.ledger, clock, executor, log)
+        self.wal = WalWatch(home.path(LEDGER), config.ledger, clock, executor, log)
 
     @property
     def paused(self) -> str:

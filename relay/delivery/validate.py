@@ -41,9 +41,9 @@ from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
 from relay.engine.engine import Engine
 from relay.ledger import attachments
 from relay.ledger.attachments import (
-    AttachmentProblem,
     AttachmentState,
     AttachmentVerifier,
+    Fault,
     set_aside,
 )
 from relay.ledger.ledger import FileFacts, Ledger, MessageRow
@@ -66,7 +66,7 @@ class Validator:
         self._log = log
         self._verifier = AttachmentVerifier(limits)
         # file -> reference, what it is, since it was screened
-        self._invalid: dict[FileKey, tuple[str, AttachmentProblem]] = {}
+        self._invalid: dict[FileKey, tuple[str, Fault]] = {}
         self._failures: dict[FileKey, int] = {}  # file -> attempts to read its attachments
         self._to_set_aside: list[str] = []  # once their senders are notified
 
@@ -115,7 +115,7 @@ class Validator:
             return AttachmentState.VERIFIED
         for reference in dict.fromkeys(message.attachments):
             found = self._verifier.check(dirs, reference, file.agent)
-            if isinstance(found, AttachmentProblem):
+            if not isinstance(found, AttachmentState):
                 self._invalid[file.key] = (reference, found)
                 break
             if found is not AttachmentState.VERIFIED:
@@ -135,12 +135,10 @@ class Validator:
             return _refused(inbound, kind, file.path, refusal)
         if not self._invalid or file.key not in self._invalid:
             return inbound
-        reference, wrong = self._invalid.pop(file.key)
-        if wrong.kind is not None:
+        reference, (incident, refusal) = self._invalid.pop(file.key)
+        if incident is not None:
             self._to_set_aside.append(reference)
-        return _refused(
-            inbound, wrong.kind, _path(reference), Refusal(RefusalCode.ATTACHMENT, wrong.reason)
-        )
+        return _refused(inbound, incident, _path(reference), refusal)
 
     def after_commit(self, dirs: Dirs, *, keys_changed: bool) -> None:
         """Set invalid attachments aside and reload changed keys, after notifying the senders."""

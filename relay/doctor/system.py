@@ -164,12 +164,12 @@ def check_limits(target: Target) -> Iterator[Finding]:
     yield from _read_only(target)
     yield from _disk(target)
     yield from _versions()
-    length = wal.measure_wal(target.home.path(LEDGER), target.config.ledger)
-    if length.state is not wal.WalState.OK:
-        stops = "; no messages are accepted" if length.state is wal.WalState.FULL else ""
+    state, n_bytes = wal.measure_wal(target.home.path(LEDGER), target.config.ledger)
+    if state is not wal.WalState.OK:
+        stops = "; no messages are accepted" if state is wal.WalState.FULL else ""
         readers = wal.wal_readers(target.home.path(LEDGER))
         readers.pop(lock_holder(target.home) or 0, None)  # not the relay itself
-        found = length.sentence(readers) + stops
+        found = wal.describe_wal(n_bytes, readers) + stops
         advice = "end that process" if readers else "as root, `fuser -v ledger.db` names it"
         severity = Severity.ERROR if stops else Severity.WARNING
         yield Finding("ledger", LEDGER + "-wal", found, advice, severity)

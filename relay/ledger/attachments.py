@@ -19,14 +19,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
 
 from relay.base import fsio
 from relay.base.config import LimitSettings
 from relay.base.errors import UnsafePath
 from relay.base.finding import Finding
 from relay.base.home import Dirs, Home
-from relay.base.incidents import IncidentKind
+from relay.base.incidents import IncidentKind, Refusal, RefusalCode
 from relay.base.names import SHA256_PREFIX
 from relay.ledger.agents import AgentTable
 from relay.ledger.ledger import Ledger
@@ -48,11 +47,11 @@ Version = tuple[int, int, int]  # inode, size, mtime: a changed file is read aga
 Key = tuple[str, Version]  # its SHA-256 by name, and the version of the file
 
 
-class AttachmentProblem(NamedTuple):
-    """An attachment that is missing, too large, or has other content."""
+Fault = tuple[IncidentKind | None, Refusal]  # None: missing or too large, which is no incident
 
-    reason: str
-    kind: IncidentKind | None = None  # None: missing or too large, which is not an incident
+
+def _fault(reason: str, kind: IncidentKind | None = None) -> Fault:
+    return kind, Refusal(RefusalCode.ATTACHMENT, reason)
 
 
 class _LargeFile:
@@ -98,7 +97,7 @@ class AttachmentVerifier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentState | AttachmentProblem:
+    def check(self, dirs: Dirs, reference: str, agent: str) -> AttachmentState | Fault:
         """Verify it, or have the thread do so; its state, or why it is invalid. Errors: OSError.
 
         ``agent``: the sender that refers to it, and waits.
@@ -107,18 +106,14 @@ class AttachmentVerifier:
         try:
             fd, _ = fsio.open_regular(digest, dirs.get(FOLDER, digest[:2]))
         except FileNotFoundError:
-            return AttachmentProblem(
-                f"ATTACHMENT {reference} is not in the attachment store: store it first"
-            )
+            return _fault(f"ATTACHMENT {reference} is not in the attachment store: store it first")
         except UnsafePath as exc:
-            return AttachmentProblem(
-                f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE
-            )
+            return _fault(f"ATTACHMENT {reference}: {exc}", IncidentKind.ATTACHMENT_UNSAFE)
         key = (digest, _version(fd))
         size = key[1][1]
         if size > self._most_mib << 20:
             os.close(fd)
-            return AttachmentProblem(
+            return _fault(
                 f"ATTACHMENT {reference} is {size >> 20} MiB, at most {self._most_mib} "
                 "(limits.max_attachment_mib): send it in parts, or send its location"
             )
@@ -139,7 +134,7 @@ class AttachmentVerifier:
             os.close(fd)
         if found == digest:
             return AttachmentState.VERIFIED
-        return AttachmentProblem(
+        return _fault(
             f"ATTACHMENT {reference}: the stored file has the SHA-256 {found}; "
             "it was set aside, store the right one and send again",
             IncidentKind.ATTACHMENT_MISMATCH,

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from relay.base import fsio
 from relay.base.errors import (
@@ -43,6 +43,8 @@ DISK_FULL = "free some space: nothing is lost, and a running relay continues by 
 WAL_INDEX_BYTES = 32 << 10  # the least -shm of a ledger that a process has open
 LEAST_FREE_BYTES = 64 << 10  # even a reader needs room, for the index of the WAL
 REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
+
+R = TypeVar("R")
 
 
 class LedgerContent(NamedTuple):
@@ -113,6 +115,37 @@ def as_json(rows: Sequence[Any]) -> str:
     return msgspec.json.encode(rows).decode()
 
 
+def _translating(method: Callable[..., R]) -> Callable[..., R]:
+    """A cursor's method that raises LedgerError.
+
+    Without ``translated_errors``: a context manager takes longer than many a statement.
+    """
+
+    def translated(cursor: _LedgerCursor, *values: Any) -> R:
+        try:
+            return method(cursor, *values)
+        except sqlite3.Error as exc:
+            raise _translate(cursor.connection.path, exc) from exc
+
+    return translated
+
+
+class _LedgerCursor(sqlite3.Cursor):
+    """A cursor that raises LedgerError, also for an unreadable row when it is fetched."""
+
+    connection: Connection
+    execute: Callable[..., _LedgerCursor] = _translating(sqlite3.Cursor.execute)
+    executemany: Callable[..., _LedgerCursor] = _translating(sqlite3.Cursor.executemany)
+    executescript = _translating(sqlite3.Cursor.executescript)
+    fetchone = _translating(sqlite3.Cursor.fetchone)
+    fetchmany = _translating(sqlite3.Cursor.fetchmany)
+    fetchall = _translating(sqlite3.Cursor.fetchall)
+
+    def __iter__(self) -> Any:
+        while rows := self.fetchmany(AT_ONCE):
+            yield from rows
+
+
 class Connection(sqlite3.Connection):
     """A connection that raises LedgerError, when it executes and when it fetches rows.
 
@@ -129,59 +162,9 @@ class Connection(sqlite3.Connection):
         """Run one statement for each row."""
         return self.cursor(_LedgerCursor).executemany(sql, rows)
 
-    def executescript(self, script: str) -> _LedgerCursor:
+    def executescript(self, script: str) -> sqlite3.Cursor:
         """Run several statements."""
         return self.cursor(_LedgerCursor).executescript(script)
-
-
-class _LedgerCursor(sqlite3.Cursor):
-    """A cursor that raises LedgerError, also for an unreadable row when it is fetched.
-
-    Without ``translated_errors``: a context manager takes longer than many a statement.
-    """
-
-    connection: Connection
-
-    def execute(self, sql: str, values: Any = ()) -> _LedgerCursor:
-        try:
-            super().execute(sql, values)
-        except sqlite3.Error as exc:
-            raise _translate(self.connection.path, exc) from exc
-        return self
-
-    def executemany(self, sql: str, rows: Any) -> _LedgerCursor:
-        try:
-            super().executemany(sql, rows)
-        except sqlite3.Error as exc:
-            raise _translate(self.connection.path, exc) from exc
-        return self
-
-    def executescript(self, script: str) -> _LedgerCursor:
-        with translated_errors(self.connection.path):
-            super().executescript(script)
-        return self
-
-    def __iter__(self) -> Any:
-        while rows := self.fetchmany(AT_ONCE):
-            yield from rows
-
-    def fetchone(self) -> Any:
-        try:
-            return super().fetchone()
-        except sqlite3.Error as exc:
-            raise _translate(self.connection.path, exc) from exc
-
-    def fetchmany(self, size: int | None = 1) -> list[Any]:
-        try:
-            return super().fetchmany(size)
-        except sqlite3.Error as exc:
-            raise _translate(self.connection.path, exc) from exc
-
-    def fetchall(self) -> list[Any]:
-        try:
-            return super().fetchall()
-        except sqlite3.Error as exc:
-            raise _translate(self.connection.path, exc) from exc
 
 
 def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128) -> Connection:
@@ -249,8 +232,6 @@ def open_current(path: str) -> Connection:
     if version == SCHEMA_VERSION:
         return connection
     connection.close()
-    if version > SCHEMA_VERSION:
-        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
     require_migratable(path, version)
     raise LedgerError(
         f"{path} is of an earlier agent-relay: its schema is {version}, expected {SCHEMA_VERSION}",
@@ -259,7 +240,10 @@ def open_current(path: str) -> Connection:
 
 
 def require_migratable(path: str, version: int) -> None:
-    """Errors: LedgerError for a schema that is not migrated any more."""
+    """Errors: LedgerError for a schema that is not migrated any more, VersionError for one of a
+    newer relay."""
+    if version > SCHEMA_VERSION:
+        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
     if version < OLDEST_VERSION:
         raise LedgerError(
             f"{path} is of a preview of agent-relay: its schema is {version}, expected"
@@ -433,18 +417,6 @@ def install_copy(temp: str, target: str, *, replace: bool) -> None:
         os.unlink(temp)
     remove(temp, *LEFTOVERS)  # of who verified it
     fsio.sync_dir(os.path.dirname(os.path.abspath(target)))
-
-
-def same_bytes(path: str, other: str) -> bool:
-    """True if two files have the same bytes; False if one is missing."""
-    try:
-        with open(path, "rb") as first, open(other, "rb") as second:
-            while block := first.read(1 << 20):
-                if block != second.read(1 << 20):
-                    return False
-            return not second.read(1)
-    except OSError:
-        return False
 
 
 def holders(path: str) -> dict[int, str]:

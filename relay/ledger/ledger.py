@@ -164,19 +164,6 @@ class Ledger:
         """Close the connection; SQLite checkpoints the WAL into the database."""
         self._db.close()
 
-    def checkpoint_wal(self) -> bool:
-        """Copy the WAL into the database and truncate it; False while a reader needs it.
-
-        Does not wait. Errors: LedgerError.
-        """
-        (before,) = self._db.execute("PRAGMA busy_timeout").fetchone()
-        self._db.execute("PRAGMA busy_timeout = 0")
-        try:
-            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout = {before:d}")
-        return not busy
-
     def transaction(self) -> Transaction:
         """Commit the block as one step, or roll all of it back."""
         return Transaction(self._db)

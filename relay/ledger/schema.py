@@ -8,11 +8,12 @@ to ``STEPS`` and the text of the old schema to tests/fixtures/ledger.
 
 from __future__ import annotations
 
+import filecmp
+import os
 import sqlite3
 from collections.abc import Iterator
 
 from relay.base import fsio
-from relay.base.errors import VersionError
 from relay.ledger import file as ledger_file
 from relay.ledger.file import SCHEMA_VERSION
 
@@ -73,36 +74,34 @@ def schema_sql() -> str:
 
 
 def set_up(connection: sqlite3.Connection, path: str) -> None:
-    """Apply PRAGMAS; create or migrate the tables."""
-    connection.executescript(PRAGMAS)
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        raise VersionError(path, 60, f"user_version <= {SCHEMA_VERSION}", version)
-    if version == 0:
-        connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
-    else:
-        migrate(connection, path, SCHEMA_VERSION)
-
-
-def migrate(connection: sqlite3.Connection, path: str, newest: int) -> str:
-    """Migrate a ledger to the newest schema; the path of the copy that was made first, or "".
+    """Apply PRAGMAS; create or migrate the tables.
 
     Durable when it returns. Errors: LedgerError, FormatError, with the ledger as it was;
     sqlite3.Error.
     """
-    if _version(connection) == newest:
-        return ""
+    connection.executescript(PRAGMAS)
+    version = _version(connection)
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {schema_sql()} COMMIT;")
+    elif version != SCHEMA_VERSION:
+        ledger_file.require_migratable(path, version)
+        _migrate(connection, path)
+
+
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Migrate a ledger to the current schema, after a copy was made."""
     connection.execute("BEGIN IMMEDIATE")  # from here on no other process writes
     try:
         version = _version(connection)
         ledger_file.require_migratable(path, version)
-        backup = "" if version == newest else _back_up(path, version)
-        for step in range(version, newest):
+        if version != SCHEMA_VERSION:
+            _back_up(path, version)
+        for step in range(version, SCHEMA_VERSION):
             for statement in _statements(STEPS[step]):
                 fsio.fault("sql", statement)
                 connection.execute(statement)
         fsio.fault("sql", "user_version")
-        connection.execute(f"PRAGMA user_version = {newest:d}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION:d}")
         fsio.fault("sql", "COMMIT")
         connection.execute("COMMIT")
     except BaseException:
@@ -110,18 +109,14 @@ def migrate(connection: sqlite3.Connection, path: str, newest: int) -> str:
             connection.execute("ROLLBACK")
         raise
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # synced: the copy may be moved away
-    return backup
 
 
-def _back_up(path: str, version: int) -> str:
+def _back_up(path: str, version: int) -> None:
     """Make the copy; an equal one, left by an interrupted start, is used as it is."""
     wanted = f"{path}.v{version}.bak"
     with ledger_file.temporary_copy(path, wanted) as (temp, _):
-        if ledger_file.same_bytes(temp, wanted):
-            return wanted
-        wanted = fsio.free_name(wanted)
-        ledger_file.install_copy(temp, wanted, replace=False)
-    return wanted
+        if not (os.path.exists(wanted) and filecmp.cmp(temp, wanted, shallow=False)):
+            ledger_file.install_copy(temp, fsio.free_name(wanted), replace=False)
 
 
 def _version(connection: sqlite3.Connection) -> int:

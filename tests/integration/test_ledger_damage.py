@@ -19,6 +19,7 @@ from relay.daemon.admin import status_of
 from relay.daemon.session import CHECKED_BYTES, Session
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
+from relay.ledger.wal import fold
 from tests.box import Box
 from tests.ledger.support import Look
 from tests.procs import Relay, log_of, relay, until
@@ -213,7 +214,7 @@ def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: P
 
     days(1)
     assert said() == [] and box.session.status.ledger_damage == ""
-    box.ledger.checkpoint_wal()
+    fold(box.home.path(LEDGER))
     path = tmp_path / "home" / LEDGER
     sound = path.read_bytes()
     root = box.sql("SELECT rootpage FROM sqlite_master WHERE name = 'messages_failed'")[0][0]
