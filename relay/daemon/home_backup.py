@@ -13,12 +13,13 @@ once it has its name: a crash leaves ``DIR.unfinished``. Reasons: docs/decisions
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -29,7 +30,17 @@ from relay.base.clock import Clock, iso_time
 from relay.base.config import Config
 from relay.base.discovery import CONFIG, IGNORED
 from relay.base.errors import FormatError, RelayError, UnsafePath
-from relay.base.home import ARCHIVES, CONTINUITY, JOURNAL, LEDGER, PENDING, READ, Dirs, Home
+from relay.base.home import (
+    ARCHIVES,
+    CONTINUITY,
+    JOURNAL,
+    LEDGER,
+    PENDING,
+    READ,
+    Dirs,
+    Home,
+    looks_like_home,
+)
 from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
@@ -85,22 +96,56 @@ def backup(
         raise RelayError(f"{target} exists already", hint="name another directory")
     if os.path.realpath(target).startswith(os.path.realpath(home.root) + os.sep):
         raise RelayError(f"{target} is in the home itself", hint="name a directory elsewhere")
+    if target.endswith(UNFINISHED):
+        raise RelayError(f"{UNFINISHED} is the end of a backup's name until it is complete")
     temp = target + UNFINISHED
-    if os.path.lexists(temp):
-        shutil.rmtree(temp)  # left by an interrupted backup
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    fsio.fault("create", temp)
-    os.mkdir(temp, fsio.DIR_MODE)
-    try:
+    with new_tree(temp):
         made = _make(home, config, clock, temp)
         fsio.sync_filesystem(temp)
         fsio.fault("rename", target)
         os.rename(temp, target)
-    except Exception:
-        shutil.rmtree(temp, ignore_errors=True)
-        raise
     fsio.sync_dir(os.path.dirname(target))
     return made
+
+
+@contextlib.contextmanager
+def new_tree(temp: str) -> Iterator[None]:
+    """Make a directory in which this process alone writes; an error removes it.
+
+    What a killed process has left there is removed. Errors: RelayError if another process writes
+    it, or it has something else than parts of a home; OSError.
+    """
+    os.makedirs(os.path.dirname(temp), exist_ok=True)
+    fsio.fault("create", temp)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(temp, fsio.DIR_MODE)
+    fd = fsio.open_dir(temp)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = os.path.samestat(os.fstat(fd), os.stat(temp))
+        except (BlockingIOError, FileNotFoundError):  # the other one has completed it
+            is_alone = False
+        if not is_alone:
+            raise RelayError(f"another process writes {temp}", hint="wait until it has ended")
+        if (left := os.listdir(fd)) and not looks_like_home(temp):
+            raise RelayError(f"{temp} is in the way", hint="move it away, and try again")
+        try:
+            for name in left:
+                _remove(os.path.join(temp, name))
+            yield
+        except Exception:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def _make(
@@ -406,7 +451,8 @@ def read_backup(source: str) -> BackupManifest:
     path = os.path.join(source, MANIFEST)
     if not os.path.isfile(path):
         raise RelayError(
-            f"{source} is not a backup: {MANIFEST} is missing", hint="name what `relay backup` made"
+            f"{source} is not a backup: {MANIFEST} is missing",
+            hint="name a directory that a backup made",
         )
     with open(path, "rb") as file:
         data = file.read()

@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from relay.base import fsio
 from relay.base.errors import IntegrityError, RelayError, UnsafePath
 from relay.base.home import TOP_DIRS, lock_home, looks_like_home
-from relay.daemon.home_backup import MANIFEST, BackupManifest, Entry, copy_bytes, read_backup
+from relay.daemon.home_backup import (
+    MANIFEST,
+    BackupManifest,
+    Entry,
+    copy_bytes,
+    new_tree,
+    read_backup,
+)
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
@@ -34,21 +41,18 @@ def restore(source: str, root: str, *, force: bool = False) -> tuple[BackupManif
     """
     source, root = os.path.abspath(source), os.path.abspath(root)
     manifest = read_backup(source)
+    real = os.path.realpath(source)
+    if os.path.commonpath([real, os.path.realpath(root)]) == real:
+        raise RelayError(f"{root} is in the backup itself", hint="name another home with --home")
     with _lock_previous(root, force=force) as has_previous:
         temp = root + UNFINISHED
-        if os.path.lexists(temp):
-            shutil.rmtree(temp)  # left by an interrupted restore: never the home itself
-        os.makedirs(os.path.dirname(root), exist_ok=True)
-        try:
+        with new_tree(temp):
             _write_home(source, temp, manifest)
             fsio.sync_filesystem(temp)
             aside = _swap_homes(temp, root) if has_previous else ""
             if not has_previous:
                 fsio.fault("rename", root)
                 os.rename(temp, root)  # an empty directory is replaced
-        except Exception:
-            shutil.rmtree(temp, ignore_errors=True)
-            raise
         fsio.sync_dir(os.path.dirname(root))
     return manifest, aside
 
@@ -71,8 +75,6 @@ def _lock_previous(root: str, *, force: bool) -> Iterator[bool]:
 
 def _write_home(source: str, temp: str, manifest: BackupManifest) -> None:
     """Write the home, and compare each file with the manifest."""
-    fsio.fault("create", temp)
-    os.mkdir(temp, fsio.DIR_MODE)
     for name in (*TOP_DIRS, *sorted(manifest.dirs)):
         os.makedirs(os.path.join(temp, _check_inside(name)), fsio.DIR_MODE, exist_ok=True)
     for entry in manifest.files:

@@ -340,6 +340,52 @@ def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box.close()
 
 
+def test_D2_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path) -> None:
+    """The first one would be complete by its word, and without the files that the other removed."""
+    box = a_home(tmp_path / "home")
+    taken = []
+
+    def second(operation: str, name: str) -> None:
+        if operation == "create" and name.endswith("config.json") and not taken:
+            taken.append(name)
+            with pytest.raises(RelayError, match="another process writes"):
+                backup(box, tmp_path / "kept")
+
+    with hooked(second):
+        backup(box, tmp_path / "kept")
+    assert taken
+    restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    box.close()
+
+
+def test_D2_what_is_no_interrupted_copy_is_not_removed_for_one(tmp_path: Path) -> None:
+    box = a_home(tmp_path / "home")
+    backup(box, tmp_path / "kept")
+    for name in ("other.unfinished", "again.restoring"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("x")
+    with pytest.raises(RelayError, match=r"other\.unfinished is in the way"):
+        backup(box, tmp_path / "other")
+    with pytest.raises(RelayError, match=r"again\.restoring is in the way"):
+        restore(str(tmp_path / "kept"), str(tmp_path / "again"))
+    for name in ("other.unfinished", "again.restoring"):
+        assert (tmp_path / name / "mine").read_text() == "x"
+    with pytest.raises(RelayError, match="until it is complete"):  # a backup of that name would be
+        backup(box, tmp_path / "kept.unfinished")
+    box.close()
+
+
+@pytest.mark.parametrize("name", ["kept", "kept/agents/new"])
+def test_D2_a_backup_stays_one_when_it_is_restored(tmp_path: Path, name: str) -> None:
+    box = a_home(tmp_path / "home")
+    backup(box, tmp_path / "kept")
+    box.close()
+    before = whole(tmp_path / "kept")
+    with pytest.raises(RelayError, match="is in the backup itself"):
+        restore(str(tmp_path / "kept"), str(tmp_path / name), force=True)
+    assert whole(tmp_path / "kept") == before
+
+
 def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
