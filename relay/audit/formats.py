@@ -34,7 +34,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -120,6 +122,11 @@ def subset(schema: StructType, names: Iterable[str], what: str) -> StructType:
     return StructType([known[name] for name in wanted])
 
 
+def in_arrow(schema: StructType) -> pa.Schema:
+    """Convert a requested schema."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
 def check_columns(asked: StructType, known: StructType, what: str) -> None:
     """Check that a requested schema has known columns of the right types. Errors: RelayError."""
     for field, ours in zip(asked, subset(known, asked.names, what), strict=True):
@@ -128,6 +135,25 @@ def check_columns(asked: StructType, known: StructType, what: str) -> None:
                 f"column {field.name} of {what}: expected {ours.dataType.simpleString()}, "
                 f"got {field.dataType.simpleString()}"
             )
+
+
+class PartsReader(DataSourceReader):  # type: ignore[misc]
+    """Reads parts, one a task, with a function that workers have, too."""
+
+    def __init__(
+        self, parts: Sequence[Any], read: Callable[[Any], Iterator[pa.RecordBatch]]
+    ) -> None:
+        self._parts = parts
+        self._read = read
+
+    def partitions(self) -> list[InputPartition]:
+        """One a part."""
+        return [InputPartition(part) for part in self._parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part. Errors: RelayError that names a file."""
+        # Without parts Spark asks for one nevertheless.
+        yield from self._read(partition.value) if partition.value is not None else ()
 
 
 # -- acomm ----------------------------------------------------------------------------------
@@ -159,68 +185,47 @@ class AcommSource(DataSource):  # type: ignore[misc]
         """Every column of the section."""
         return SECTIONS[self._sections()[0]]
 
-    def reader(self, schema: StructType) -> AcommReader:
+    def reader(self, schema: StructType) -> PartsReader:
         """A reader of the columns of ``schema``. Errors: RelayError for unknown columns."""
         sections = self._sections()
         check_columns(schema, self.schema(), f"section {sections[0]}")
-        return AcommReader(
-            find_files(paths_of(self.options, "a file, a folder or a glob")),
-            sections,
-            schema,
-            is_permissive(self.options),
-        )
+        files = find_files(paths_of(self.options, "a file, a folder or a glob"))
+        permissive = is_permissive(self.options)
+        read = partial(_read_files, sections=sections, schema=schema, permissive=permissive)
+        return PartsReader(_gathered(files), read)
 
     def _sections(self) -> tuple[str, ...]:
         return sections_of(self.options.get("section", MESSAGE_SECTIONS[0]))
 
 
-class FilesPartition(InputPartition):  # type: ignore[misc]
-    """A large file, or small ones."""
+def _gathered(files: Mapping[str, int]) -> list[list[str]]:
+    """Gather files, in order, to parts of as many bytes: a task costs some 10 ms."""
+    sizes = {path: max(size, FILE_COST) for path, size in files.items()}
+    most = min(PARTITION_BYTES, sum(sizes.values()) // LEAST_PARTITIONS)
+    parts: list[list[str]] = []
+    room = 0
+    for path, size in sizes.items():
+        room -= size
+        if room < 0:
+            parts.append([])
+            room = most - size
+        parts[-1].append(path)
+    return parts
 
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
 
-
-class AcommReader(DataSourceReader):  # type: ignore[misc]
-    """Reads files in workers. The list of files is made when the query is planned."""
-
-    def __init__(
-        self, files: dict[str, int], sections: tuple[str, ...], schema: StructType, permissive: bool
-    ) -> None:
-        self._files = files
-        self._sections = sections
-        self._schema = schema
-        self._permissive = permissive
-
-    def partitions(self) -> list[FilesPartition]:
-        """Gather files, in order, to partitions of as many bytes: a task costs some 10 ms."""
-        sizes = {path: max(size, FILE_COST) for path, size in self._files.items()}
-        most = min(PARTITION_BYTES, sum(sizes.values()) // LEAST_PARTITIONS)
-        parts: list[list[str]] = []
-        room = 0
-        for path, size in sizes.items():
-            room -= size
-            if room < 0:
-                parts.append([])
-                room = most - size
-            parts[-1].append(path)
-        return [FilesPartition(paths) for paths in parts]
-
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The files' rows; none of a damaged one when that is permitted.
-
-        Errors: RelayError that names the file.
-        """
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        # Without files Spark asks for one partition nevertheless.
-        for path in partition.paths if isinstance(partition, FilesPartition) else ():
-            try:
-                yield from batches(path, self._sections, schema)
-            except ObjectError:
-                raise  # the object store is at fault: nothing is known of the file
-            except (OSError, RelayError) as exc:
-                if not self._permissive:
-                    raise _with_name(path, exc) from exc
+def _read_files(
+    paths: Sequence[str], sections: tuple[str, ...], schema: StructType, permissive: bool
+) -> Iterator[pa.RecordBatch]:
+    """The files' rows; none of a damaged one when that is permitted."""
+    columns = in_arrow(schema)
+    for path in paths:
+        try:
+            yield from batches(path, sections, columns)
+        except ObjectError:
+            raise  # the object store is at fault: nothing is known of the file
+        except (OSError, RelayError) as exc:
+            if not permissive:
+                raise _with_name(path, exc) from exc
 
 
 def _with_name(path: str, exc: OSError | RelayError) -> Exception:
@@ -232,20 +237,6 @@ def _with_name(path: str, exc: OSError | RelayError) -> Exception:
 
 
 # -- aof2 -----------------------------------------------------------------------------------
-
-
-class SegmentPartition(InputPartition):  # type: ignore[misc]
-    """A part of a segment."""
-
-    def __init__(self, segment: SegmentPart) -> None:
-        self.segment = segment
-
-
-class DamagePartition(InputPartition):  # type: ignore[misc]
-    """Parts that could not be read when the query was planned."""
-
-    def __init__(self, damage: list[JournalDamage]) -> None:
-        self.damage = damage
 
 
 class Aof2Source(DataSource):  # type: ignore[misc]
@@ -260,7 +251,7 @@ class Aof2Source(DataSource):  # type: ignore[misc]
         """Every column of a record."""
         return JOURNAL
 
-    def reader(self, schema: StructType) -> Aof2Reader:
+    def reader(self, schema: StructType) -> PartsReader:
         """Make a reader of the columns of ``schema``. Errors: RelayError for a wrong option."""
         check_columns(schema, self.schema(), "the journal")
         streams = journal_files.find_streams(
@@ -270,36 +261,25 @@ class Aof2Source(DataSource):  # type: ignore[misc]
             until = msgspec.json.decode(self.options.get("until", "{}"), type=dict[str, int])
         except msgspec.DecodeError as exc:
             raise RelayError(f"until: expected JSON of stream -> offset: {exc}") from exc
-        return Aof2Reader(streams, until, settings_of(self.options, streams), schema)
-
-
-class Aof2Reader(DataSourceReader):  # type: ignore[misc]
-    """Reads segments in workers."""
-
-    def __init__(
-        self, streams: list[str], until: dict[str, int], settings: ReadSettings, schema: StructType
-    ) -> None:
-        self._settings = settings
-        self._schema = schema
+        settings = settings_of(self.options, streams)
         strict = not settings.permissive
         plans = [
             journal_files.plan(stream, end=until.get(stream), strict=strict) for stream in streams
         ]
-        self._segments = [segment for plan in plans for segment in plan.segments]
-        self._damage = [damage for plan in plans for damage in plan.damage]
+        segments: list[Any] = [segment for plan in plans for segment in plan.segments]
+        damage = [damage for plan in plans for damage in plan.damage]
+        parts = [*segments, damage] if damage else segments
+        return PartsReader(parts, partial(_read_journal, settings=settings, schema=schema))
 
-    def partitions(self) -> list[InputPartition]:
-        """One a segment, and one of what the plan could not read."""
-        segments = [SegmentPartition(segment) for segment in self._segments]
-        return [*segments, DamagePartition(self._damage)] if self._damage else segments
 
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The records of a segment. Errors: RelayError that names its file."""
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        if isinstance(partition, SegmentPartition):
-            yield from read_segment(partition.segment, schema, self._settings)
-        elif isinstance(partition, DamagePartition):
-            yield from gap_rows(partition.damage, schema)
+def _read_journal(
+    part: SegmentPart | list[JournalDamage], settings: ReadSettings, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The records of a segment, or what could not be read when the query was planned."""
+    if isinstance(part, SegmentPart):
+        yield from read_segment(part, in_arrow(schema), settings)
+    else:
+        yield from gap_rows(part, in_arrow(schema))
 
 
 def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSettings:
@@ -333,7 +313,7 @@ class LedgerSource(DataSource):  # type: ignore[misc]
             raise RelayError(f"table: expected one of {', '.join(LEDGER)}, got {table!r}")
         return LEDGER[table]
 
-    def reader(self, schema: StructType) -> LedgerReader:
+    def reader(self, schema: StructType) -> PartsReader:
         """A reader of the columns of ``schema``. Errors: RelayError for unknown columns."""
         table = self._table()
         check_columns(schema, self.schema(), f"table {table}")
@@ -341,23 +321,11 @@ class LedgerSource(DataSource):  # type: ignore[misc]
         if others:
             raise RelayError(f"expected one ledger, got {1 + len(others)}: {path}, {others[0]} …")
         frozen = frozen_copy(os.path.expanduser(path), self.options.get("snapshot", ""))
-        return LedgerReader(frozen, table, schema)
+        # In one task: who wants more makes a lake.
+        return PartsReader([frozen], partial(read_rows, table=table, columns=in_arrow(schema)))
 
     def _table(self) -> str:
         return str(self.options.get("table", "messages"))
-
-
-class LedgerReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a table of a snapshot, in one task: who wants more makes a lake."""
-
-    def __init__(self, path: str, table: str, schema: StructType) -> None:
-        self._path = path
-        self._table = table
-        self._schema = schema
-
-    def read(self, partition: object) -> Iterator[pa.RecordBatch]:
-        """Read the rows. Errors: LedgerError that names file and table."""
-        yield from read_rows(self._path, self._table, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 def frozen_copy(path: str, word: str) -> str:

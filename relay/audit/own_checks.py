@@ -32,7 +32,7 @@ from relay.audit.formats import JOURNAL, MODES, STORED_MESSAGE, register, subset
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header
-from relay.audit.lake_columns import FINDING, LEDGER, LEDGER_PREFIX, RESULTS
+from relay.audit.lake_columns import ACOMM, FINDING, LEDGER, LEDGER_PREFIX, RESULTS
 from relay.audit.lake_tables import SOURCES, Inputs, conform
 from relay.audit.sources.store_files import MESSAGE_SECTIONS
 from relay.audit.spark_errors import first_line
@@ -49,7 +49,7 @@ MOST_BYTES = 1 << 20  # of a file
 RESULT = "result_"  # before the name of a job's table
 
 ROW = RESULTS["own_check"]
-NOT_IN_LAKE = frozenset(("content", "metadata", "signature"))  # bytes that few queries read
+NOT_IN_LAKE = frozenset(ACOMM.names)  # few queries read them
 NAMED = ("message_id", "agent", "route", "path")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LINE = re.compile(r"\bline (\d+),? pos")

@@ -256,8 +256,7 @@ def test_tier_2_in_s3_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         wrote = spread(builder)
         # The workers of the session that tests share have the environment it began with.
         schema = subset(formats.JOURNAL, ["offset"], "the journal")
-        settings = journal_files.ReadSettings({builder.path: where}, None, False)
-        reader = formats.Aof2Reader([builder.path], {}, settings, schema)
+        reader = formats.Aof2Source({"path": builder.path, "objects": where}).reader(schema)
         found = [
             offset
             for partition in reader.partitions()
@@ -273,9 +272,8 @@ def test_a_segment_that_moves_before_it_is_read(tmp_path: Path) -> None:
     where = str(tmp_path / "objects")
     builder = JournalBuilder(tmp_path / "home", objects=where)
     wrote = [*builder.segment(sent(1)), *builder.segment(sent(2)), *builder.say(sent(3))]
-    settings = journal_files.ReadSettings({builder.path: where}, None, False)
     schema = subset(formats.JOURNAL, ["offset"], "the journal")
-    reader = formats.Aof2Reader([builder.path], {}, settings, schema)
+    reader = formats.Aof2Source({"path": builder.path, "objects": where}).reader(schema)
     builder.journal.seal()
     builder.segment(sent(4))
     builder.tiers.set_safe_offset(builder.journal.end)
