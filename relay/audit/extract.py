@@ -27,8 +27,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relay.audit import lake_columns
+from relay.audit import home_files, lake_columns
 from relay.audit.disk_usage import measure
+from relay.audit.home_files import FileUnit, HomeSource, VerifiedFile, sources_of
 from relay.audit.lake import (
     Lake,
     LakeFile,
@@ -45,10 +46,8 @@ from relay.audit.lake import (
     write_rows,
 )
 from relay.audit.lake_columns import LEDGER_PREFIX, TABLES, batch_of, with_bucket
-from relay.audit.lake_sources import HomeSource, sources_of
 from relay.audit.snapshot import DAY_NS, HomeSnapshot, snapshot_home
-from relay.audit.sources import home_files, ledger_rows, originals, store_files
-from relay.audit.sources.home_files import FileUnit, VerifiedFile
+from relay.audit.sources import ledger_rows, originals, store_files
 from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.journal_rows import read_part
 from relay.audit.temp_folders import temporary_folder
@@ -306,15 +305,16 @@ Rows = tuple[list[VerifiedFile], dict[str, list[pa.RecordBatch]], list[str]]  # 
 
 
 def _read_archive(task: PartTask, source: HomeSource) -> Rows:
-    unit = source.given
+    (unit,) = source.units
     row, rows = _of_store_file(task, unit, unit.shown.split("/")[-2])
     return [row], rows, row.problems
 
 
 def _read_store(task: PartTask, source: HomeSource) -> Rows:
     """Read the live store; that the archives which it lists are there is its verdict."""
-    (row,) = home_files.verify(task.home, source.given)
-    read, rows = _of_store_file(task, source.given, None)
+    (unit,) = source.units
+    (row,) = home_files.verify(task.home, unit)
+    read, rows = _of_store_file(task, unit, None)
     return [row if row.problems else row._replace(problems=read.problems)], rows, read.problems
 
 
@@ -332,22 +332,20 @@ def _of_store_file(
 
 
 def _read_segment(task: PartTask, source: HomeSource) -> Rows:
-    part, units = source.given
-    if part is None:
-        return [row for unit in units for row in home_files.verify(task.home, unit)], {}, []
-    files: list[FileUnit] = [unit for unit in units if unit.kind == "segment"]
-    path, entry = (files[0].path, files[0].entry) if files else ("", None)
-    shown = os.path.relpath(part.folder, task.home)
+    if source.part is None:
+        return _read_files(task, source)
+    file = next((unit for unit in source.units if unit.kind == "segment"), None)
+    shown = os.path.relpath(source.part.folder, task.home)
     verdicts: list[VerifiedFile] = []
     rows: dict[str, list[pa.RecordBatch]] = {}
-    others = units
-    lost: list[str] = []
+    others = source.units
     try:
-        read = read_part(part, shown, task.settings, path, entry)
+        local = (file.path, file.entry) if file is not None else ("", None)
+        read = read_part(source.part, shown, task.settings, *local)
         rows, lost = read.tables, read.lost
-        if read.is_sound:
-            verdicts.append(home_files.sound_segment(files[0]))
-            others = [unit for unit in units if unit is not files[0]]
+        if read.is_sound and file is not None:
+            verdicts.append(home_files.sound_segment(file))
+            others = [unit for unit in others if unit is not file]
     except (RelayError, OSError) as exc:
         text = str(exc).replace(os.path.join(task.home, ""), "")
         verdicts.append(VerifiedFile(source.path, UNREAD, problems=[text]))
@@ -357,18 +355,14 @@ def _read_segment(task: PartTask, source: HomeSource) -> Rows:
 
 
 def _read_files(task: PartTask, source: HomeSource) -> Rows:
-    return list(home_files.verify(task.home, source.given)), {}, []
-
-
-def _read_catalog(task: PartTask, source: HomeSource) -> Rows:
-    """Verify the catalog of a stream; what its plan could not read is lost."""
-    unit, damage = source.given
-    return list(home_files.verify(task.home, unit)), {}, damage
+    """Verify files that have no rows of their own: of attachments, and of a stream's catalog."""
+    rows = [row for unit in source.units for row in home_files.verify(task.home, unit)]
+    return rows, {}, list(source.damage)
 
 
 def _read_originals(task: PartTask, source: HomeSource) -> Rows:
     """Read the folders, or the pack, of a day."""
-    found = (row for unit in source.given for row in originals.read_unit(task.home, unit))
+    found = (row for unit in source.originals for row in originals.read_unit(task.home, unit))
     batches, verdicts = [], []
     columns = TABLES["originals"]
     plain = columns.remove(0)
@@ -386,7 +380,7 @@ _READERS = {
     "archive": _read_archive,
     "store": _read_store,
     "segment": _read_segment,
-    "journal": _read_catalog,
+    "journal": _read_files,
     "attachment": _read_files,
     "originals": _read_originals,
 }

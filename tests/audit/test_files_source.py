@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
-from relay.audit.sources import home_files
-from relay.audit.sources.home_files import FileUnit, VerifiedFile, verify
+from relay.audit.home_files import FileUnit, VerifiedFile, sources_of, verify
+from relay.audit.snapshot import FrozenJournal, HomeSnapshot
+from relay.audit.sources.ledger_rows import LedgerSnapshot
 from relay.journal.tier_plan import JobKind
 from tests.audit.home_builder import START_S
 from tests.audit.journal_builder import JournalBuilder, delivered, sent
@@ -20,7 +22,11 @@ STREAM = f"{1:020d}"
 
 def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
     """Every row of a home, by its path."""
-    units = home_files.plan(str(home), [str(file) for file in store_files], "/copies", objects)
+    stream = str(home / "journal" / STREAM)
+    journal = FrozenJournal({stream: 1 << 40} if os.path.isdir(stream) else {}, objects)
+    files = tuple(str(file) for file in store_files)
+    frozen = HomeSnapshot(str(home), "/copies", LedgerSnapshot("", 0), files, 0, 0, 0, journal)
+    units = [unit for source in sources_of(frozen) for unit in source.units]
     return {row.path: row for unit in units for row in verify(str(home), unit)}
 
 

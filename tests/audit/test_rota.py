@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from relay.audit import extract, lake_columns, lake_sources
+from relay.audit import extract, home_files, lake_columns
 from relay.audit.extract import AGAIN, extracted, update
 from relay.audit.lake import Lake, LakeManifest, open_lake, read_rows
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
@@ -48,7 +48,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
             return "", 0
         return f"{status.st_ino} {status.st_size}", status.st_size
 
-    monkeypatch.setattr(lake_sources, "_stamp", stamp)
+    monkeypatch.setattr(home_files, "_stamp", stamp)
 
 
 def flip(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -43,19 +44,15 @@ class SegmentRows(NamedTuple):
 
 
 def read_part(
-    part: SegmentPart,
-    shown: str,
-    settings: ReadSettings,
-    local: str = "",
-    entry: SegmentEntry | None = None,
+    part: SegmentPart, shown: str, settings: ReadSettings, path: str, entry: SegmentEntry | None
 ) -> SegmentRows:
-    """Read a part of a segment; ``shown`` names its stream, ``local`` is a file of it here.
+    """Read a part of a segment; ``shown`` names its stream, ``path`` is a file here, if there is one.
 
     A sound file is read once. Of a damaged one, what can be read is, and each lost part is a
     record Gap. Errors: RelayError, OSError when nothing of it can be read.
     """
-    if local and part.lost_from < 0:
-        found = _inspected(part, shown, settings, local, entry)
+    if path and part.lost_from < 0:
+        found = _inspected(part, shown, settings, path, entry)
         if found is not None:
             return SegmentRows(found, True, [])
     tables = _tables(read_rows(part, settings._replace(permissive=True)), shown)
@@ -73,8 +70,7 @@ def _inspected(
     """Read a sound file, and verify it on the way; None for any other."""
     key = crypto.load_key(settings.key_file) if settings.key_file else None
     try:
-        inspector = SegmentInspector(path, entry)
-        try:
+        with contextlib.closing(SegmentInspector(path, entry)) as inspector:
             decode = decoder(key, path)
             rows = (
                 (record.offset, record.end, record.at_ms, decode(record.payload, record.offset))
@@ -83,8 +79,6 @@ def _inspected(
             )
             tables = _tables(in_batches(part.folder, part.segment_id, rows), shown)
             inspector.finish()
-        finally:
-            inspector.close()
     except (RelayError, OSError):
         return None  # its faults are found by who reads it once more
     return None if inspector.findings else tables

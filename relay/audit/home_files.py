@@ -1,4 +1,4 @@
-"""Every stored file of a home, verified.
+"""Every stored file of a home: listed as sources of rows, each with its identity, and verified.
 
     store/relay.acomm                  SHA-256 in the footer; the archives that it lists are there
     store/archive/**/*.acomm           listed alone: who reads its rows verifies it
@@ -12,16 +12,23 @@ A file a row. A fault is a line in ``problems`` and stops no other file.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
+from relay.audit.snapshot import HomeSnapshot
+from relay.audit.sources import journal_files, originals
+from relay.audit.sources.journal_files import SegmentPart
+from relay.audit.sources.originals import ArchiveUnit
 from relay.base.clock import NS_PER_MS, iso_date
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
-from relay.base.home import ARCHIVES, JOURNAL, STORE
+from relay.base.home import ARCHIVES, STORE
+from relay.base.names import sha256_hex
 from relay.engine.check import check_archives
 from relay.journal import check
 from relay.journal.catalog import Residency, SegmentEntry
@@ -42,6 +49,20 @@ class FileUnit(NamedTuple):
     objects: str = ""  # where Tier 2 is
 
 
+class HomeSource(NamedTuple):
+    """A source that is read at once."""
+
+    kind: str
+    path: str  # below the home
+    identity: str  # the same: so is the content; empty: it is read by each extract
+    size: int = 0  # bytes
+    month: str = ""  # sources of one month may share a part
+    units: Sequence[FileUnit] = ()  # to be verified
+    part: SegmentPart | None = None  # of the journal
+    originals: Sequence[ArchiveUnit] = ()
+    damage: Sequence[str] = ()  # of a stream, that its plan has found
+
+
 class VerifiedFile(NamedTuple):
     """One row, in the order of its columns in the lake."""
 
@@ -55,45 +76,104 @@ class VerifiedFile(NamedTuple):
     warnings: list[str] = []  # noqa: RUF012
 
 
-def plan(home: str, store_files: Sequence[str], copies: str, objects: str = "") -> list[FileUnit]:
-    """List the files to verify: the store files of the run, journal and attachments.
+def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
+    """List everything but the ledger; the originals last, as snapshot.py says.
 
-    ``copies``: the folder with a copy of the live store. Damage is never an error here: verifying
-    the unit reports it.
+    Damage is never an error here: reading the source reports it.
     """
-    units = []
-    for path in store_files:
-        root = copies if path.startswith(copies + os.sep) else home
-        shown = os.path.relpath(path, root)
-        units.append(FileUnit("store" if shown == STORE else "archive", path, shown))
-    if os.path.isdir(os.path.join(home, JOURNAL)):
-        for name in sorted(os.listdir(os.path.join(home, JOURNAL))):
-            stream = os.path.join(home, JOURNAL, name)
-            if name.isdigit() and os.path.isdir(stream):
-                units += _of_stream(stream, f"{JOURNAL}/{name}", objects)
+    home = snapshot.home
+    for path in snapshot.store_files:
+        is_copy = path.startswith(snapshot.folder + os.sep)
+        shown = os.path.relpath(path, snapshot.folder if is_copy else home)
+        if shown == STORE:
+            yield HomeSource("store", shown, "", units=[FileUnit("store", path, shown)])
+        else:
+            month = shown.split("/")[-2][:7]
+            unit = FileUnit("archive", path, shown)
+            yield HomeSource("archive", shown, *_stamp(path), month, [unit])
+    for stream, end in snapshot.journal.until.items():
+        yield from _of_stream(home, stream, end, snapshot.journal.objects)
     folder = os.path.join(home, ATTACHMENTS)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if os.path.isdir(os.path.join(folder, name)):
-            units.append(
-                FileUnit("attachment", os.path.join(folder, name), f"{ATTACHMENTS}/{name}")
-            )
-    return units
+        path, shown = os.path.join(folder, name), f"{ATTACHMENTS}/{name}"
+        if os.path.isdir(path):
+            unit = FileUnit("attachment", path, shown)
+            yield HomeSource("attachment", shown, *_listed(path), units=[unit])
+    yield from _originals(home)
 
 
-def _of_stream(stream: str, shown: str, objects: str) -> Iterator[FileUnit]:
-    yield FileUnit("journal", stream, shown)
+def _of_stream(home: str, stream: str, end: int, objects: str) -> Iterator[HomeSource]:
+    """List a stream: its catalog, then segments, records to be read and files to be verified."""
+    plan = journal_files.plan(stream, end=end, strict=False)
+    below = os.path.relpath(stream, home)
+    damage = [damaged.reason for damaged in plan.damage]
+    catalog = FileUnit("journal", stream, below)
+    yield HomeSource("journal", below, "", units=[catalog], damage=damage)
+    parts = {part.segment_id: part for part in plan.segments}
+    files = _segment_units(stream, below, objects)
+    for number in sorted(parts.keys() | files.keys()):
+        part, units = parts.get(number), files.get(number, [])
+        stamps = [_stamp(unit.path) for unit in units]
+        named = zip(units, stamps, strict=True)
+        each = [f"{unit.shown} {stamp} {unit.entry}" for unit, (stamp, _) in named]
+        identity = "; ".join([str(part and part[1:]), *each])
+        entry = next((unit.entry for unit in units), None)
+        is_sealed = part is not None and entry is not None and entry.sealed
+        month = iso_date(part.created_ms * NS_PER_MS)[:7] if part and is_sealed else ""
+        # Of one that only Tier 2 has, the object's.
+        size = sum(size for _, size in stamps) or (entry.compressed_bytes if entry else 0)
+        yield HomeSource("segment", f"{below}/{number}", identity, size, month, units, part)
+
+
+def _segment_units(stream: str, below: str, objects: str) -> dict[int, list[FileUnit]]:
+    """The files and objects of each segment; none where the catalog, a unit itself, is damaged."""
+    found: dict[int, list[FileUnit]] = defaultdict(list)
+    with contextlib.suppress(RelayError, OSError):
+        for number, first, entry in segment_files(stream):
+            for path in dict.fromkeys((first, warm_path(stream, number))):
+                if path and os.path.exists(path):
+                    shown = os.path.join(below, os.path.relpath(path, stream))
+                    found[number].append(FileUnit("segment", path, shown, entry))
+            if entry and entry.residency & Residency.TIER2:
+                found[number].append(FileUnit("object", entry.key, entry.key, entry, objects))
+    return found
+
+
+def _originals(home: str) -> Iterator[HomeSource]:
+    """List the folders and packs of the archive's days."""
+    days: dict[str, list[ArchiveUnit]] = defaultdict(list)
+    for original in originals.plan(home):
+        name = original.day if original.agent else originals.pack_name(original.day)
+        days[f"{originals.FOLDER}/{name}"].append(original)
+    for path, of_day in sorted(days.items()):
+        whole = os.path.join(home, path)
+        if of_day[0].agent:  # it becomes a pack one day
+            yield HomeSource("originals", path, *_listed(whole), originals=of_day)
+        else:
+            month = of_day[0].day[:7]
+            yield HomeSource("originals", path, *_stamp(whole), month, originals=of_day)
+
+
+def _stamp(path: str) -> tuple[str, int]:
+    """Identify a file by what changes when it is written; empty without one. With its bytes."""
     try:
-        files = segment_files(stream)
-    except (RelayError, OSError):
-        return  # the previous unit reports it
-    for file in files:
-        warm = warm_path(stream, file.segment_id)
-        for path in dict.fromkeys((file.path, warm)):
-            if path and os.path.exists(path):
-                below = os.path.join(shown, os.path.relpath(path, stream))
-                yield FileUnit("segment", path, below, file.entry)
-        if file.entry and file.entry.residency & Residency.TIER2:
-            yield FileUnit("object", file.entry.key, file.entry.key, file.entry, objects)
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return "", 0
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_ino} {status.st_size} {times}", status.st_size
+
+
+def _listed(folder: str) -> tuple[str, int]:
+    """Identify what is below a folder by its files' names, sizes and times of change; its bytes."""
+    found, n_bytes = [], 0
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            stamp, size = _stamp(os.path.join(parent, name))
+            found.append(f"{parent} {name} {stamp}")
+            n_bytes += size
+    return sha256_hex("\n".join(found).encode(errors="surrogateescape")), n_bytes
 
 
 def verify(home: str, unit: FileUnit) -> Iterator[VerifiedFile]:
@@ -171,14 +251,6 @@ def sound_segment(unit: FileUnit) -> VerifiedFile:
     entry = unit.entry
     row = VerifiedFile(unit.shown, unit.kind, size=os.path.getsize(unit.path))
     return _with_facts(row, unit, entry) if entry is not None and entry.sealed else row
-
-
-def segment_of(unit: FileUnit) -> tuple[str, int]:
-    """Return stream and id of a segment, or of its object."""
-    entry, parts = unit.entry, unit.shown.split("/")
-    stream = parts[1] if unit.kind == "segment" else parts[0]
-    number = parts[-1].partition(".")[0]
-    return stream, entry.segment_id if entry is not None else int(number)
 
 
 def _with_findings(row: VerifiedFile, findings: Iterable[Finding]) -> VerifiedFile:
