@@ -33,16 +33,17 @@ _MIB = 1 << 20
 
 
 class PartUsage(NamedTuple):
-    """Files of one part of the home and one day."""
+    """Files of one part of the home and one day, in the order of the lake's columns."""
 
     part: str
     day: date | None  # None: it does not grow with the days
     files: int
     n_bytes: int  # on the disk
+    pack_bytes: int | None = None  # of them the day's pack; None: the day is not packed
 
 
 class RetentionLimit(NamedTuple):
-    """Limits that retention sets to a part."""
+    """Limits that retention sets to a part, in the order of the lake's columns."""
 
     part: str
     days: int | None
@@ -68,7 +69,6 @@ class HomeUsage:
     measured: tuple[PartUsage, ...] = ()
     limits: tuple[RetentionLimit, ...] = ()
     tiers: TierSavings = TierSavings()  # noqa: RUF009 - never altered
-    packs: tuple[tuple[date, int], ...] = ()  # days that are packed, and what each pack takes
 
 
 def measure(home: str, observed_until_ns: int) -> HomeUsage:
@@ -82,7 +82,7 @@ def measure(home: str, observed_until_ns: int) -> HomeUsage:
     except OSError as exc:
         raise RelayError(f"{home}: its disk cannot be queried: {exc.strerror}") from exc
     totals: dict[tuple[str, date | None], list[int]] = defaultdict(lambda: [0, 0])
-    packs: dict[date, int] = {}
+    packs: dict[tuple[str, date | None], int] = {}
     catalog = _catalog(home)
     for path, status in _files(home, ""):
         part, day = _place(path, status.st_mtime, catalog)
@@ -90,16 +90,18 @@ def measure(home: str, observed_until_ns: int) -> HomeUsage:
         totals[part, day][0] += 1
         totals[part, day][1] += taken
         if path.endswith(SUFFIX) and path.count("/") == 1 and day is not None:
-            packs[day] = taken
+            packs[part, day] = taken
     return HomeUsage(
         size,
         free,
         floor_bytes(config.disk, size),
         _day(observed_until_ns / NS_PER_S),
-        tuple(PartUsage(part, day, *counted) for (part, day), counted in totals.items()),
+        tuple(
+            PartUsage(part, day, files, n_bytes, packs.get((part, day)))
+            for (part, day), (files, n_bytes) in totals.items()
+        ),
         _limits(config),
         _tiers(catalog),
-        tuple(sorted(packs.items())),
     )
 
 
@@ -150,10 +152,7 @@ def _segment_day(rest: list[str], catalog: Catalog) -> date | None:
 
 
 def _named(name: str) -> date | None:
-    try:
-        return date.fromisoformat(name) if is_day(name) else None
-    except ValueError:
-        return None
+    return date.fromisoformat(name) if is_day(name) else None
 
 
 def _day(at_s: float) -> date:

@@ -31,6 +31,7 @@ from relay.audit import home_files, lake_columns
 from relay.audit.disk_usage import measure
 from relay.audit.home_files import FileUnit, HomeSource, VerifiedFile, sources_of
 from relay.audit.lake import (
+    EXTRACTOR,
     Lake,
     LakeFile,
     LakeManifest,
@@ -420,7 +421,6 @@ def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePar
     config = read_file(os.path.join(snapshot.home, CONFIG))
     usage = measure(snapshot.home, snapshot.observed_until_ns)
     retention, state = config.retention, ledger_rows.read_state(snapshot.ledger.path)
-    packs = dict(usage.packs)
     kept_from = state.get("audit_kept_from", "")
     home = {
         "name": name,
@@ -440,25 +440,17 @@ def _facts(lake: Lake, ident: str, name: str, snapshot: HomeSnapshot) -> LakePar
         "warm_raw_bytes": usage.tiers.warm_raw,
         "warm_bytes": usage.tiers.warm,
         "evicted_bytes": usage.tiers.evicted,
-        "extractor": int(version().partition("-")[0]),
+        "extractor": EXTRACTOR,
     }
-    measured = [
-        {
-            "part": measured.part,
-            "day": measured.day.isoformat() if measured.day is not None else None,
-            "files": measured.files,
-            "disk_bytes": measured.n_bytes,
-            "pack_bytes": packs.get(measured.day)
-            if measured.day and measured.part == "archive"
-            else None,
-        }
-        for measured in usage.measured
+    measured = [(of.part, of.day and of.day.isoformat(), *of[2:]) for of in usage.measured]
+    made = {
+        "home": pa.RecordBatch.from_pylist([home], schema=TABLES["home"]),
+        "usage": batch_of(measured, TABLES["usage"]),
+        "limits": batch_of(usage.limits, TABLES["limits"]),
+    }
+    files = [
+        file
+        for table, batch in made.items()
+        for file in write_rows(lake, ident, table, table, [batch])
     ]
-    limits = [
-        {"part": limit.part, "days": limit.days, "bytes": limit.n_bytes} for limit in usage.limits
-    ]
-    files: list[LakeFile] = []
-    for table, rows in (("home", [home]), ("usage", measured), ("limits", limits)):
-        batch = pa.RecordBatch.from_pylist(rows, schema=TABLES[table])
-        files += write_rows(lake, ident, table, table, [batch])
     return LakePart("home", {}, files)

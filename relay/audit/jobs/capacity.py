@@ -203,7 +203,7 @@ def _rates(days: Mapping[date, Day], until: date) -> dict[str, float] | None:
 def forecast(parts: list[Part], days: Mapping[date, Day], sizes: HomeUsage) -> tuple[object, ...]:
     """Forecast the full disk, and sum the tiers' savings: the row of its table."""
     rates = [part.rate for part in parts if part.rate is not None]
-    packed = [days[day].message_bytes for day, _ in sizes.packs if day in days]
+    packs = {used.day: used.pack_bytes for used in sizes.measured if used.day and used.pack_bytes}
     return (
         sizes.disk_bytes,
         sizes.free_bytes,
@@ -213,8 +213,8 @@ def forecast(parts: list[Part], days: Mapping[date, Day], sizes: HomeUsage) -> t
         _full_in_days(parts, sizes, kept=False),
         _full_in_days(parts, sizes, kept=True),
         *sizes.tiers,
-        sum(packed),
-        sum(n_bytes for _, n_bytes in sizes.packs),
+        sum(days[day].message_bytes for day in packs if day in days),
+        sum(packs.values()),
     )
 
 

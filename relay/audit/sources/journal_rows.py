@@ -46,7 +46,7 @@ class SegmentRows(NamedTuple):
 def read_part(
     part: SegmentPart, shown: str, settings: ReadSettings, path: str, entry: SegmentEntry | None
 ) -> SegmentRows:
-    """Read a part of a segment; ``shown`` names its stream, ``path`` is a file here, if there is one.
+    """Read a part of a segment; ``shown`` names its stream, ``path`` is a file of it here.
 
     A sound file is read once. Of a damaged one, what can be read is, and each lost part is a
     record Gap. Errors: RelayError, OSError when nothing of it can be read.
