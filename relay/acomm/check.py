@@ -14,9 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relay.acomm import columns, container, indexes, store_file
+from relay.acomm.codec import Codec
 from relay.acomm.container import Flag, SectionType
 from relay.acomm.engine_state import EngineState
 from relay.acomm.fields import MAX_NAME_BYTES, MAX_TOPIC_BYTES, Fault, Reader
@@ -30,11 +31,11 @@ from relay.acomm.model import (
     Subscription,
 )
 from relay.acomm.records import (
+    CHANNEL,
     ENCRYPTION_BYTES,
     MAX_CONTENT_BYTES,
-    read_channel,
-    read_message,
-    read_subscription,
+    MESSAGE,
+    SUBSCRIPTION,
 )
 from relay.acomm.sections import split
 from relay.base import crypto
@@ -350,21 +351,21 @@ def limit_faults(data: bytes, path: str) -> Iterator[FormatError]:
         return _of_message(message, most)
 
     kind = SectionType
-    yield from _walk(sections.get(kind.CHANNELS), read_channel, _of_channel)
-    yield from _walk(sections.get(kind.MESSAGES), read_message, of_message)
-    yield from _walk(sections.get(kind.SUBSCRIPTIONS), read_subscription, _of_subscription)
+    yield from _walk(sections.get(kind.CHANNELS), CHANNEL, _of_channel)
+    yield from _walk(sections.get(kind.MESSAGES), MESSAGE, of_message)
+    yield from _walk(sections.get(kind.SUBSCRIPTIONS), SUBSCRIPTION, _of_subscription)
     for section in (kind.DEAD_LETTERS, kind.ARCHIVE):
-        yield from _walk(sections.get(section), read_message, of_message)
+        yield from _walk(sections.get(section), MESSAGE, of_message)
 
 
 def _walk(
-    reader: Reader | None, read: Callable[[Reader], T], look: Callable[[T], Iterable[Problem]]
+    reader: Reader | None, codec: Codec, look: Callable[[Any], Iterable[Problem]]
 ) -> Iterator[FormatError]:
     if reader is None:
         return
     for _ in range(reader.u64("count")):
         start = reader.pos
-        for expected, found in look(read(reader)):
+        for expected, found in look(codec.read(reader, "")):
             yield reader.fault(start, expected, found)
 
 

@@ -144,11 +144,7 @@ class TextColumn(NamedTuple):
     codes: memoryview  # 0 absent, else 1 + the index of the text
 
 
-class MetadataColumn(NamedTuple):
-    """The values of one key and one type in all metadata."""
-
-    key: str
-    tag: int
+MetadataColumn = tuple[str, int]  # the values of one key and one type in all metadata
 
 
 class MetadataShapes(NamedTuple):
@@ -305,7 +301,7 @@ def read_codes(reader: Reader, rows: int) -> tuple[int, memoryview]:
 def read_metadata_shapes(reader: Reader, rows: int) -> MetadataShapes:
     """The block METADATA. Errors: FormatError."""
     lanes = reader.items(
-        "lanes", 5, lambda _: MetadataColumn(reader.text("metadata key"), reader.u8("metadata tag"))
+        "lanes", 5, lambda _: (reader.text("metadata key"), reader.u8("metadata tag"))
     )
     start = reader.pos
     shapes = reader.items(

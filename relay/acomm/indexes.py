@@ -16,9 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import zip_longest
-from typing import TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from relay.acomm.fields import U32, U64, Fault, Reader, tagged, text
 from relay.acomm.model import Message
@@ -40,14 +38,8 @@ class IndexType(IntEnum):
     CORRELATION = 5  # messages with a correlation id
 
 
-class Indexes(msgspec.Struct, frozen=True):
-    """The five indexes, in the order of their keys; None for one that a file lacks."""
-
-    channel: dict[int, Ids] | None = None
-    timestamp: tuple[tuple[int, int], ...] | None = None  # (created_at, id)
-    topic: dict[str, Ids] | None = None
-    sender: dict[str, Ids] | None = None
-    correlation: dict[str, Ids] | None = None
+# What a file has of them. By time: pairs (created_at, id); else ids by key.
+Indexes = dict[IndexType, Any]
 
 
 def build(messages: Iterable[Message]) -> Indexes:
@@ -66,22 +58,19 @@ def build(messages: Iterable[Message]) -> Indexes:
             topic[message.topic].append(ident)
         if message.correlation_id is not None:
             correlation[message.correlation_id].append(ident)
-    return Indexes(
-        _ordered(channel),
-        tuple(sorted(timestamp)),
-        _ordered(topic),
-        _ordered(sender),
-        _ordered(correlation),
-    )
+    return {
+        IndexType.CHANNEL: _ordered(channel),
+        IndexType.TIMESTAMP: tuple(sorted(timestamp)),
+        IndexType.TOPIC: _ordered(topic),
+        IndexType.SENDER: _ordered(sender),
+        IndexType.CORRELATION: _ordered(correlation),
+    }
 
 
 def encode(indexes: Indexes) -> bytes:
     """Section 4 with these indexes, in the order of their types."""
     made: dict[int, bytes] = {}
-    for kind in IndexType:
-        index = getattr(indexes, kind.name.lower())
-        if index is None:
-            continue
+    for kind, index in sorted(indexes.items()):
         if kind is IndexType.TIMESTAMP:
             flat = [number for entry in index for number in entry]
             data = U64.pack(len(index)) + struct.pack(f"<{len(flat)}Q", *flat)
@@ -98,9 +87,9 @@ def decode(reader: Reader) -> Indexes:
 
     Errors: FormatError for an inconsistent section; ``verify`` compares it with the messages.
     """
-    found: dict[str, object] = {}
+    found: Indexes = {}
     if reader.pos == reader.end:
-        return Indexes()
+        return found
     for _ in range(reader.count("index count", MIN_INDEX)):
         start = reader.pos
         kind = reader.u32("index type")
@@ -109,13 +98,12 @@ def decode(reader: Reader) -> Indexes:
         inner = Reader(reader.data, reader.path, first, reader.pos, base=reader.base)
         if kind not in list(IndexType):
             continue
-        name = IndexType(kind).name.lower()
-        if name in found:
+        if kind in found:
             raise reader.fault(start, "each index type once", f"type {kind} twice")
-        found[name] = _decode_one(inner, IndexType(kind))
+        found[IndexType(kind)] = _decode_one(inner, IndexType(kind))
         inner.finish(f"index {kind}")
     reader.finish("section 4")
-    return Indexes(**found)  # type: ignore[arg-type]
+    return found
 
 
 def verify(indexes: Indexes, messages: Iterable[Message]) -> Iterator[Fault]:
@@ -124,17 +112,14 @@ def verify(indexes: Indexes, messages: Iterable[Message]) -> Iterator[Fault]:
     A missing index is not an error.
     """
     true = build(messages)
-    for kind in IndexType:
-        name = kind.name.lower()
-        have, want = getattr(indexes, name), getattr(true, name)
-        if have is None:
-            continue
+    for kind, have in sorted(indexes.items()):
+        want = true[kind]
         if kind is not IndexType.TIMESTAMP:  # the order of keys counts as well
             have, want = tuple(have.items()), tuple(want.items())
         if have != want:
             pairs = enumerate(zip_longest(have, want))
             at, (found, expected) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-            where = f"index {kind} ({name}) entry {at}"
+            where = f"index {kind} ({kind.name.lower()}) entry {at}"
             yield where, f"{reprlib.repr(expected)} by section 2", reprlib.repr(found)
 
 

@@ -3,8 +3,8 @@
 Fields are packed in the order of the values in model.py; a record that was read encodes to the
 same bytes. Reading applies no limits: what is stored is data.
 
-``read_message`` checks field by field. ``read_messages`` reads many by the same rules at several
-times the speed: it parses each record without checks and hands those that fail to ``read_message``.
+``MESSAGE`` checks field by field. ``read_messages`` reads many by the same rules at several times
+the speed: it parses each record without checks and hands those that fail to ``MESSAGE``.
 Errors: FormatError when reading; ValidationFailed for values that the format cannot hold or that
 exceed a limit. See docs/formats/acomm.md.
 """
@@ -76,33 +76,6 @@ SUBSCRIPTION = record(
     ),
 )
 MESSAGE = record(Message, sender=NAME, content=CONTENT, topic=opt(TOPIC), retry_count=U32)
-# The smallest record of each kind: every text and list empty, every option absent.
-MIN_CHANNEL = CHANNEL.least
-MIN_MESSAGE = MESSAGE.least
-MIN_PARTICIPANT = PARTICIPANT.least
-MIN_SUBSCRIPTION = SUBSCRIPTION.least
-
-
-def encode_channel(channel: Channel) -> bytes:
-    """A channel's record."""
-    return CHANNEL.encode("", channel)
-
-
-def read_channel(reader: Reader) -> Channel:
-    """The next channel."""
-    channel: Channel = CHANNEL.read(reader, "")
-    return channel
-
-
-def encode_subscription(subscription: Subscription) -> bytes:
-    """A subscription's record."""
-    return SUBSCRIPTION.encode("", subscription)
-
-
-def read_subscription(reader: Reader) -> Subscription:
-    """The next subscription."""
-    subscription: Subscription = SUBSCRIPTION.read(reader, "")
-    return subscription
 
 
 MAX_CONTENT_BYTES = 1_048_576
@@ -163,14 +136,8 @@ def encode_message(message: Message, max_content: int = MAX_CONTENT_BYTES) -> by
         return MESSAGE.encode("", message)  # names the field that is out of range
 
 
-def read_message(reader: Reader) -> Message:
-    """The next message, checked field by field."""
-    message: Message = MESSAGE.read(reader, "")
-    return message
-
-
 def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
-    """The next ``count`` messages; equal to ``count`` calls of ``read_message``, and faster."""
+    """The next ``count`` messages; as ``MESSAGE`` reads them, and faster."""
     data, pos, end = reader.data, reader.pos, reader.end
     known: dict[bytes, str] = {}
     messages = []
@@ -179,9 +146,9 @@ def read_messages(reader: Reader, count: int) -> tuple[Message, ...]:
             message, after = _read_fast(data, pos, known)
         except (IndexError, UnicodeDecodeError, struct.error):
             after = end + 1
-        if after > end:  # invalid: let read_message find the fault
+        if after > end:  # invalid: let MESSAGE find the fault
             reader.pos = pos
-            message = read_message(reader)
+            message = MESSAGE.read(reader, "")
             after = reader.pos
         messages.append(message)
         pos = after
@@ -202,7 +169,7 @@ def walk_messages(reader: Reader, most: int) -> Iterator[tuple[int, int]]:
             reader.pos = after
         else:
             try:
-                message = read_message(reader)
+                message = MESSAGE.read(reader, "")
             except FormatError:  # truncated or invalid
                 reader.pos = start
                 if reader.end - start > MOST_RECORD_BYTES:

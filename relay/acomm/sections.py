@@ -14,24 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any
 
 from relay.acomm import columns, container, indexes
+from relay.acomm.codec import Codec
 from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionEntry, SectionType
 from relay.acomm.fields import U64, Reader, tagged
 from relay.acomm.model import Message, StoreFile
 from relay.acomm.records import (
+    CHANNEL,
     ENCRYPTION_BYTES,
     MAX_CONTENT_BYTES,
-    MIN_CHANNEL,
-    MIN_MESSAGE,
-    MIN_SUBSCRIPTION,
-    encode_channel,
+    MESSAGE,
+    SUBSCRIPTION,
     encode_message,
-    encode_subscription,
-    read_channel,
     read_messages,
-    read_subscription,
     walk_messages,
 )
 from relay.base.errors import FormatError, StoreCapacity
@@ -44,7 +41,6 @@ MAX_SUBSCRIPTIONS = 1_000_000
 READ = frozenset(SectionType) - {SectionType.INDEXES, SectionType.COLUMNS}
 ENVELOPED = frozenset({SectionType.MESSAGES, SectionType.DEAD_LETTERS, SectionType.ARCHIVE})
 
-T = TypeVar("T")
 _by_id = attrgetter("id")
 _by_time = attrgetter("created_at", "id")
 
@@ -86,9 +82,9 @@ def encode_sections(
     channels = sorted(store.channels, key=_by_id)
     subscriptions = sorted(store.subscriptions, key=_by_id)
     bodies = {
-        SectionType.CHANNELS: _counted(map(encode_channel, channels)),
+        SectionType.CHANNELS: _counted(CHANNEL.encode("", channel) for channel in channels),
         SectionType.MESSAGES: messages(of_messages),
-        SectionType.SUBSCRIPTIONS: _counted(map(encode_subscription, subscriptions)),
+        SectionType.SUBSCRIPTIONS: _counted(SUBSCRIPTION.encode("", one) for one in subscriptions),
         SectionType.INDEXES: indexes.encode(indexes.build(store.messages)),
         SectionType.DEAD_LETTERS: messages(records(sorted(store.dead_letters, key=_by_time))),
         SectionType.ARCHIVE: messages(records(sorted(store.archive, key=_by_time))),
@@ -168,25 +164,37 @@ def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) 
     """
 
     def records(
-        kind: SectionType, smallest: int, limit: int, read: Callable[[Reader, int], tuple[T, ...]]
-    ) -> tuple[T, ...]:
+        kind: SectionType, codec: Codec, limit: int, read: Callable[[Reader, int], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
         reader = sections.pop(kind, None)
         if reader is None:
             return ()
-        return _read_records(reader, f"section {kind}", smallest, limit, read)
+        start, name = reader.pos, f"section {kind}"
+        count = reader.count(f"count of {name}", codec.least, wide=True)
+        if count > limit:
+            raise reader.fault(start, f"count of {name} of at most {limit}", count)
+        found = read(reader, count)
+        reader.finish(name)
+        return found
+
+    def plain(kind: SectionType, codec: Codec, limit: int) -> tuple[Any, ...]:
+        return records(
+            kind,
+            codec,
+            limit,
+            lambda reader, count: tuple([codec.read(reader, "") for _ in range(count)]),
+        )
 
     def messages(kind: SectionType) -> tuple[Message, ...]:
-        return records(kind, MIN_MESSAGE, MAX_MESSAGES, read_messages)
+        return records(kind, MESSAGE, MAX_MESSAGES, read_messages)
 
     kind = SectionType
     store = StoreFile(
         created_at=header.created_at,
         modified_at=header.modified_at,
-        channels=records(kind.CHANNELS, MIN_CHANNEL, MAX_CHANNELS, _all(read_channel)),
+        channels=plain(kind.CHANNELS, CHANNEL, MAX_CHANNELS),
         messages=messages(kind.MESSAGES),
-        subscriptions=records(
-            kind.SUBSCRIPTIONS, MIN_SUBSCRIPTION, MAX_SUBSCRIPTIONS, _all(read_subscription)
-        ),
+        subscriptions=plain(kind.SUBSCRIPTIONS, SUBSCRIPTION, MAX_SUBSCRIPTIONS),
         dead_letters=messages(kind.DEAD_LETTERS),
         archive=messages(kind.ARCHIVE),
         engine_state=read_blocks(sections.pop(kind.ENGINE_STATE, None)),
@@ -199,26 +207,6 @@ def decode_sections(path: str, header: FileHeader, sections: dict[int, Reader]) 
 def _counted(records: Iterable[bytes]) -> bytes:
     found = list(records)
     return b"".join((U64.pack(len(found)), *found))
-
-
-def _read_records(
-    reader: Reader,
-    name: str,
-    smallest: int,
-    limit: int,
-    read: Callable[[Reader, int], tuple[T, ...]],
-) -> tuple[T, ...]:
-    start = reader.pos
-    count = reader.count(f"count of {name}", smallest, wide=True)
-    if count > limit:
-        raise reader.fault(start, f"count of {name} of at most {limit}", count)
-    records = read(reader, count)
-    reader.finish(name)
-    return records
-
-
-def _all(read: Callable[[Reader], T]) -> Callable[[Reader, int], tuple[T, ...]]:
-    return lambda reader, count: tuple([read(reader) for _ in range(count)])
 
 
 def read_blocks(reader: Reader | None) -> dict[int, bytes]:

@@ -54,7 +54,7 @@ from relay.acomm.engine_state import StoreSnapshot
 from relay.acomm.fields import U64, Reader, u64
 from relay.acomm.indexes import Indexes
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.records import ENCRYPTION_BYTES, read_message
+from relay.acomm.records import ENCRYPTION_BYTES, MESSAGE
 from relay.acomm.sections import (
     check_counts,
     check_size,
@@ -199,7 +199,7 @@ def read_indexes(path: str) -> tuple[Indexes, dict[int, bytes]]:
     found = aids.get(SectionType.INDEXES)
     try:
         blocks = read_blocks(aids.get(SectionType.ENGINE_STATE))
-        return (indexes.decode(found) if found else Indexes()), blocks
+        return (indexes.decode(found) if found else {}), blocks
     except FormatError as exc:
         raise container.as_version_error(header, exc) from None
 
@@ -224,7 +224,8 @@ def read_one(path: str, number: int) -> StoreFile | None:
     section = parts[SectionType.MESSAGES]
     if header.flags & Flag.COMPRESSED:
         section = Reader(container.unpack_begin(section, end, "section 2"), path)
-    message = read_message(Reader(section.data, path, section.pos + begin, section.pos + end))
+    record = Reader(section.data, path, section.pos + begin, section.pos + end)
+    message: Message = MESSAGE.read(record, "")
     return StoreFile(
         header.created_at,
         header.modified_at,

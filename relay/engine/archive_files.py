@@ -23,7 +23,7 @@ import msgspec
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState, StoreSnapshot, deliveries_of
-from relay.acomm.indexes import Indexes
+from relay.acomm.indexes import Indexes, IndexType
 from relay.acomm.model import (
     ArchiveInfo,
     Delivery,
@@ -240,15 +240,15 @@ class ArchiveFiles:
             self._indexes, note.name, lambda: store_file.read_indexes(path)[0], _INDEXES_KEPT
         )
         found: set[int] | None = None
-        for ids_of in lists:
-            ids = ids_of(indexes)
-            if ids is None:  # the file lacks that index
-                return None
-            found = set(ids) if found is None else found & set(ids)
+        kinds = {kind for kind, _ in lists} | (set() if within else {IndexType.TIMESTAMP})
+        if not kinds <= indexes.keys():  # the file lacks one
+            return None
+        for kind, ids_of in lists:
+            ids = set(ids_of(indexes[kind]))
+            found = ids if found is None else found & ids
         if not within:
-            if indexes.timestamp is None:
-                return None
-            timed = {number for at, number in indexes.timestamp if in_time_range(at, wanted)}
+            times = indexes[IndexType.TIMESTAMP]
+            timed = {number for at, number in times if in_time_range(at, wanted)}
             found = timed if found is None else found & timed
         return found
 

@@ -7,12 +7,12 @@ bounded. What subscriptions ask of each message is bounded again (``relay.engine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import re2
 
-from relay.acomm.indexes import Ids, Indexes
+from relay.acomm.indexes import Ids, IndexType
 from relay.acomm.model import (
     ArchiveInfo,
     Message,
@@ -189,37 +189,20 @@ def is_index_query(wanted: MessageFilter) -> bool:
 
 def index_lookups(
     wanted: MessageFilter,
-) -> Iterator[Callable[[Indexes], Iterable[int] | None]]:
-    """For each criterion with an index: a lookup of its ids; None if the file lacks the index."""
-
-    def keyed(index: dict[str, Ids] | None, key: str) -> Iterable[int] | None:
-        return None if index is None else index.get(key, ())
-
-    if wanted.channel_ids is not None:
-        channels = wanted.channel_ids
-        yield (
-            lambda entry: (
-                None
-                if entry.channel is None
-                else [i for c in channels for i in entry.channel.get(c, ())]
-            )
-        )
+) -> Iterator[tuple[IndexType, Callable[[Mapping[Any, Ids]], Iterable[int]]]]:
+    """For each criterion with an index: which, and a lookup of its ids."""
+    if (channels := wanted.channel_ids) is not None:
+        yield IndexType.CHANNEL, lambda index: [i for c in channels for i in index.get(c, ())]
     if (sender := wanted.sender) is not None:
-        yield lambda entry: keyed(entry.sender, sender)
+        yield IndexType.SENDER, lambda index: index.get(sender, ())
     if (thread := wanted.correlation_id) is not None:
-        yield lambda entry: keyed(entry.correlation, thread)
+        yield IndexType.CORRELATION, lambda index: index.get(thread, ())
     if (pattern := wanted.topic_pattern) is not None:
         yield (
-            lambda entry: (
-                None
-                if entry.topic is None
-                else [
-                    i
-                    for t, ids in entry.topic.items()
-                    if rules.topic_matches(t, pattern)
-                    for i in ids
-                ]
-            )
+            IndexType.TOPIC,
+            lambda index: [
+                i for t, ids in index.items() if rules.topic_matches(t, pattern) for i in ids
+            ],
         )
 
 

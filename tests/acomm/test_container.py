@@ -10,7 +10,7 @@ from relay.acomm import store_file
 from relay.acomm.check import check
 from relay.acomm.container import SectionEntry
 from relay.acomm.model import Message, StoreFile
-from relay.acomm.records import encode_channel, encode_subscription
+from relay.acomm.records import CHANNEL, SUBSCRIPTION
 from relay.base.errors import VersionError
 from relay.base.finding import Severity
 from tests.acomm.support import assemble, message, messages_body, patch, refuse, small_store
@@ -31,7 +31,7 @@ def test_a_file_without_sections_holds_nothing() -> None:
 
 def test_sections_may_be_empty_missing_and_in_any_order() -> None:
     (channel,) = small_store().channels
-    channels = b"\1" + bytes(7) + encode_channel(channel)
+    channels = b"\1" + bytes(7) + CHANNEL.encode("", channel)
     bodies = [(6, EMPTY), (5, b""), (2, messages_body(message(3))), (1, channels)]
     store, warnings = read(assemble(bodies, counts=(1, 1, 0, 0)))
     assert store == StoreFile(10, 20, (channel,), (message(3),))
@@ -239,8 +239,8 @@ def test_order_is_checked_in_every_section() -> None:
     two = messages_body(message(2), message(1))
     (channel,) = small_store().channels
     (subscription,) = small_store().subscriptions
-    channels = struct.pack("<Q", 2) + encode_channel(channel) * 2
-    subscriptions = struct.pack("<Q", 2) + encode_subscription(subscription) * 2
+    channels = struct.pack("<Q", 2) + CHANNEL.encode("", channel) * 2
+    subscriptions = struct.pack("<Q", 2) + SUBSCRIPTION.encode("", subscription) * 2
     sections = [(1, channels), (2, two), (3, subscriptions), (5, two), (6, two)]
     assert problems(assemble(sections, counts=(2, 4, 2, 2), flags=4)) == (
         "it: section 1: expected ascending ids, found 1 after 1",

@@ -14,7 +14,7 @@ from relay.acomm import store_file
 from relay.acomm.check import check
 from relay.acomm.fields import Reader
 from relay.acomm.model import Message
-from relay.acomm.records import read_message, read_messages
+from relay.acomm.records import MESSAGE, read_messages
 from relay.base.errors import FormatError, IntegrityError, ValidationFailed
 from tests.acomm.support import damaged, messages_body, patch, reseal, small_store
 
@@ -105,7 +105,7 @@ def read_fast(data: bytes) -> str:
 def read_strictly(data: bytes) -> str:
     reader = Reader(data, "it", 0, len(data) - 5)
     try:
-        messages: tuple[Message, ...] = (read_message(reader), read_message(reader))
+        messages: tuple[Message, ...] = (MESSAGE.read(reader, ""), MESSAGE.read(reader, ""))
     except FormatError as exc:
         return str(exc)
     return repr((messages, reader.pos))

@@ -61,11 +61,11 @@ def test_the_numbers_stand_in_the_tables() -> None:
 @pytest.mark.parametrize(
     ("heading", "cls", "smallest"),
     [
-        ("Message", model.Message, records.MIN_MESSAGE),
-        ("Channel", model.Channel, records.MIN_CHANNEL),
-        ("Participant", model.Participant, records.MIN_PARTICIPANT),
+        ("Message", model.Message, records.MESSAGE.least),
+        ("Channel", model.Channel, records.CHANNEL.least),
+        ("Participant", model.Participant, records.PARTICIPANT.least),
         ("ChannelConfig", model.ChannelConfig, 27),
-        ("Subscription", model.Subscription, records.MIN_SUBSCRIPTION),
+        ("Subscription", model.Subscription, records.SUBSCRIPTION.least),
         ("MessageFilter", model.MessageFilter, 29),
     ],
 )

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from relay.acomm import jsonl, model, sections, store_file
 from relay.acomm.check import check
+from relay.acomm.indexes import IndexType
 from relay.acomm.records import (
-    MIN_CHANNEL,
-    MIN_MESSAGE,
-    MIN_PARTICIPANT,
-    MIN_SUBSCRIPTION,
-    encode_channel,
+    CHANNEL,
+    MESSAGE,
+    PARTICIPANT,
+    SUBSCRIPTION,
     encode_message,
-    encode_subscription,
 )
 from relay.base.errors import (
     FormatError,
@@ -112,10 +111,14 @@ def test_the_smallest_records_are_as_small_as_the_readers_think() -> None:
     channel = model.Channel(0, "", kind, "")
     member = msgspec.structs.replace(channel, participants=(model.Participant(""),))
     exact = model.MatchMode.EXACT
-    assert len(encode_message(model.Message(0, model.MessageType.TEXT, "", 0, b""))) == MIN_MESSAGE
-    assert len(encode_channel(channel)) == MIN_CHANNEL
-    assert len(encode_channel(member)) == MIN_CHANNEL + MIN_PARTICIPANT
-    assert len(encode_subscription(model.Subscription(0, 0, "", "", exact))) == MIN_SUBSCRIPTION
+    assert (
+        len(encode_message(model.Message(0, model.MessageType.TEXT, "", 0, b""))) == MESSAGE.least
+    )
+    assert len(CHANNEL.encode("", channel)) == CHANNEL.least
+    assert len(CHANNEL.encode("", member)) == CHANNEL.least + PARTICIPANT.least
+    assert (
+        len(SUBSCRIPTION.encode("", model.Subscription(0, 0, "", "", exact))) == SUBSCRIPTION.least
+    )
 
 
 def test_what_a_record_cannot_hold_is_refused_by_name() -> None:
@@ -285,7 +288,6 @@ def test_the_indexes_are_read_without_the_messages_and_verified() -> None:
     with pytest.raises(FormatError, match="SHA-256"):
         store_file.read_indexes(str(FIXTURES / "bad" / "bit-flip-in-messages.acomm"))
     store = store_file.read(str(FIXTURES / "compressed.acomm"))
-    assert found.sender is not None
-    assert found.sender["alpha"] == tuple(
+    assert found[IndexType.SENDER]["alpha"] == tuple(
         sorted(message.id for message in store.messages if message.sender == "alpha")
     )

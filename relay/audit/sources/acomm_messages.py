@@ -263,7 +263,7 @@ class MetadataColumns:
             keys += self._shapes[code]
             items += map(next, placed[code])
         offsets.append(len(keys))
-        names = pa.array([lane.key for lane in self._lanes], pa.string())
+        names = pa.array([key for key, _ in self._lanes], pa.string())
         return pa.MapArray.from_arrays(
             pa.array(offsets, pa.int32()),
             names.take(pa.array(keys, pa.uint32())),
@@ -272,12 +272,12 @@ class MetadataColumns:
 
     def texts(self, key: str) -> pa.Array:
         """Return the values of a key as text; other types as JSON."""
-        lanes = [number for number, lane in enumerate(self._lanes) if lane.key == key]
+        lanes = [number for number, (name, _) in enumerate(self._lanes) if name == key]
         return self._spread(lanes, pa.string(), self._all)
 
     def integers(self, key: str) -> pa.Array:
         """Return the values of a key that are integers."""
-        wanted = columns.MetadataColumn(key, META_INTEGER)
+        wanted = (key, META_INTEGER)
         lanes = [number for number, lane in enumerate(self._lanes) if lane == wanted]
 
         def one(lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
@@ -309,7 +309,7 @@ class MetadataColumns:
         parts = [_NO_TEXT]
         first = 1
         for lane in lanes:
-            if self._lanes[lane].tag == META_NULL:
+            if self._lanes[lane][1] == META_NULL:
                 place[lane] = repeat(0)
                 continue
             parts.append(self._text_values(lane))
@@ -320,7 +320,7 @@ class MetadataColumns:
         return pa.concat_arrays(parts), place
 
     def _text_values(self, lane: int) -> pa.Array:
-        tag, held = self._lanes[lane].tag, self._held[lane]
+        (_, tag), held = self._lanes[lane], self._held[lane]
         if tag == META_INTEGER:
             return self._integers(lane).cast(pa.string())
         reader = self._source.block(FIRST_METADATA_BLOCK + lane)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from relay.acomm import container, store_file
+from relay.acomm.codec import Codec
 from relay.acomm.columns import Columns
 from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionType
 from relay.acomm.engine_state import EngineState
 from relay.acomm.fields import U64, Reader
 from relay.acomm.model import Channel, StoreFile, Subscription
-from relay.acomm.records import read_channel, read_subscription
+from relay.acomm.records import CHANNEL, SUBSCRIPTION
 from relay.acomm.sections import read_blocks, split
 from relay.audit.lake_columns import TABLES, batch_of, with_bucket
 from relay.audit.sources.acomm_messages import (
@@ -34,7 +35,6 @@ from relay.base.errors import FormatError
 Row = tuple[object, ...]
 _CHANNELS, _SUBSCRIPTIONS = SectionType.CHANNELS, SectionType.SUBSCRIPTIONS
 MESSAGE_SECTIONS = ("messages", "dead_letters", "archive")
-T = TypeVar("T")
 BATCH_ROWS = 20_000  # from 10,000 to 50,000 it makes no difference
 
 
@@ -146,10 +146,10 @@ class _OpenFile:
             for number, of_message in state.deliveries.items()
             for recipient, delivery in of_message.items()
         ]
-        channels = [_channel(shown, channel) for channel in self._records(_CHANNELS, read_channel)]
+        channels = [_channel(shown, channel) for channel in self._records(_CHANNELS, CHANNEL)]
         subscriptions = [
             _subscription(shown, subscription)
-            for subscription in self._records(_SUBSCRIPTIONS, read_subscription)
+            for subscription in self._records(_SUBSCRIPTIONS, SUBSCRIPTION)
         ]
         columns = TABLES["store_deliveries"]
         delivered = batch_of(deliveries, columns.remove(0))
@@ -166,12 +166,12 @@ class _OpenFile:
         entries = [self._entries[kind]] if kind in self._entries else []
         return split(self._data, self._path, self.header, entries).get(kind)
 
-    def _records(self, kind: SectionType, read: Callable[[Reader], T]) -> list[T]:
+    def _records(self, kind: SectionType, codec: Codec) -> list[Any]:
         reader = self._section(kind)
         if reader is None:
             return []
         name = f"section {kind}"
-        found = [read(reader) for _ in range(reader.count(name, 1, wide=True))]
+        found = [codec.read(reader, "") for _ in range(reader.count(name, 1, wide=True))]
         reader.finish(name)
         return found
 
