@@ -62,7 +62,7 @@ def backup(ctx: click.Context, home: str | None, directory: str, as_json: bool) 
     with open_home(ctx, home) as opened:
         manifest, left_out = home_backup.backup(opened, load(opened), Clock(), directory)
     text = f"backed up to {directory}: {_sizes(manifest)}, keys among them"
-    left = "".join(f"\nleft out: {line}" for line in left_out)
+    left = "".join(f"\nleft out: {sanitize(line)}" for line in left_out)
     facts = _facts(manifest) | {"left_out": left_out}
     say(text + left, {"directory": directory, **facts}, as_json)
 

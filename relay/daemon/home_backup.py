@@ -54,6 +54,7 @@ from relay.ledger.ledger import Ledger
 MANIFEST = "backup.json"
 VERSION = 1
 UNFINISHED = ".unfinished"
+DAMAGED = "the backup is damaged, and nothing was changed; restore another one"
 TRIES = 5  # the journal's segments change tiers once in minutes
 CHUNK_BYTES = 1 << 20
 # A file that was written later may have changed within one tick of mtime.
@@ -183,7 +184,7 @@ def _make(
     )
     copy.set_dir_times()
     fsio.write_atomic(os.path.join(root, MANIFEST), msgspec.json.encode(manifest))
-    return manifest, tuple(left_out + copy.left_out)
+    return manifest, tuple(dict.fromkeys(left_out + copy.left_out))
 
 
 class _Copy:
@@ -217,7 +218,11 @@ class _Copy:
             return
         for name in names:
             try:
+                name.encode()
                 mode = os.stat(name, dir_fd=dirs.get(*parts), follow_symlinks=False).st_mode
+            except UnicodeEncodeError:  # backup.json cannot have it
+                self.left_out.append(f"{path}/{ascii(name)[1:-1]}: its name is not UTF-8")
+                continue
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(mode):
@@ -459,7 +464,11 @@ def read_backup(source: str) -> BackupManifest:
     try:
         manifest = msgspec.json.decode(data, type=BackupManifest)
     except msgspec.MsgspecError as exc:
-        raise FormatError(path, 0, "the list of a backup", exc) from exc
+        error = FormatError(path, 0, "the list of a backup", exc)
+        error.hint = DAMAGED
+        raise error from exc
     if manifest.version > VERSION:
-        raise FormatError(path, 0, f"version {VERSION} at most", manifest.version)
+        error = FormatError(path, 0, f"version {VERSION} at most", manifest.version)
+        error.hint = f"a later version made it than this one, {__version__}; restore it with that"
+        raise error
     return manifest

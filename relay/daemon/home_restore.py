@@ -18,6 +18,7 @@ from relay.base import fsio
 from relay.base.errors import IntegrityError, RelayError, UnsafePath
 from relay.base.home import TOP_DIRS, lock_home, looks_like_home
 from relay.daemon.home_backup import (
+    DAMAGED,
     MANIFEST,
     BackupManifest,
     Entry,
@@ -28,7 +29,6 @@ from relay.daemon.home_backup import (
 
 BEFORE = ".before-restore"
 UNFINISHED = ".restoring"
-DAMAGED = "the backup is damaged, and nothing was changed; restore another one"
 _AT_FDCWD, _SWAP = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
 
 

@@ -80,7 +80,8 @@ def _check_archive(target: Target) -> Iterator[Finding]:
     advice = "restore them from a backup; `relay search` finds their text if the store has it"
     yield from listed("ledger", found, missing, advice, where="rows without a file")
     found = "files in the archive without a row"
-    advice = "no action needed if the ledger was rebuilt; else " + RESTORE
+    advice = "no action needed if the ledger was rebuilt, or the home restored and not started yet"
+    advice += "; else " + RESTORE
     yield from listed("ledger", found, unknown, advice, where="files without a row")
 
 

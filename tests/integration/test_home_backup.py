@@ -98,7 +98,13 @@ def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None
     os.mkfifo(box.path("agents/alice/pipe"))
     os.rename(box.path("agents/carol/inbox"), box.path("agents/carol/away"))
     box.path("agents/carol/inbox").symlink_to("/etc")
-    said = "\n".join(backup(box, tmp_path / "kept"))
+    alice = os.fsencode(box.path("agents/alice"))
+    with open(alice + b"/\xff\n", "w"):  # as the relay archives a refused file of that name
+        pass
+    lines = backup(box, tmp_path / "kept")
+    assert "agents/alice/\\udcff\\n: its name is not UTF-8" in lines
+    assert len(set(lines)) == len(lines)
+    said = "\n".join(lines)
     for name in ("agents/alice/outbox/link.msg", "agents/alice/pipe", "agents/carol/inbox"):
         assert name in said and not (tmp_path / "kept" / name).exists()
 
@@ -300,6 +306,7 @@ def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> N
         with pytest.raises(error) as caught:
             restore(str(tmp_path / "kept"), str(tmp_path / "home"), force=True)
         assert "\n" not in str(caught.value)
+        assert "let the relay rebuild" not in caught.value.hint
         if error in (IntegrityError, UnsafePath):
             assert caught.value.hint.startswith("the backup is damaged, and nothing was changed")
         assert whole(tmp_path / "home") == before
