@@ -130,7 +130,8 @@ def service_of(
             home, python, _unit_path(home, user_home, os.path.join(folder, LABEL), PLIST)
         )
     if platform.startswith("linux"):
-        config = environ.get("XDG_CONFIG_HOME") or os.path.join(user_home, ".config")
+        config = environ.get("XDG_CONFIG_HOME", "")  # a relative one is to be ignored
+        config = config if os.path.isabs(config) else os.path.join(user_home, ".config")
         folder = os.path.join(config, "systemd", "user")
         return _systemd(home, python, _unit_path(home, user_home, os.path.join(folder, NAME), UNIT))
     raise NoService(f"services are not supported on {platform}")

@@ -285,19 +285,20 @@ def survey(target: RungTarget) -> dict[str, str]:
 
 def read_wake(root: str, agent: str) -> Wake:
     """``wake.json`` of an agent; empty if there is none. Errors: BadWake."""
-    path = os.path.join(root, "agents", agent, WAKE)
     where = f"agents/{agent}/{WAKE}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(f"{root}/{where}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return Wake()
     except OSError as exc:
         raise BadWake(f"{where}: {exc.strerror}") from exc
-    with open(fd, "rb") as file:
+    try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
             raise BadWake(f"{where}: expected a file of yours that only you can write")
-        data = file.read(MAX_WAKE_BYTES + 1)
+        data = os.read(fd, MAX_WAKE_BYTES + 1)
+    finally:
+        os.close(fd)
     try:
         value = json.loads(data) if len(data) <= MAX_WAKE_BYTES else None
     except (ValueError, RecursionError) as exc:
@@ -309,7 +310,8 @@ def read_wake(root: str, agent: str) -> Wake:
         raise BadWake(f'{where}: expected "argv" as a list of texts')
     if "rung" in value and rung not in NAMES:
         raise BadWake(f'{where}: expected "rung" as one of {", ".join(NAMES)}, got {rung!r:.40}')
-    if any("\0" in word for word in argv) or (rung == CommandRung.name and not argv):
+    odd = [c for c in "".join(argv) if c == "\0" or "\ud800" <= c <= "\udfff"]
+    if odd or (rung == CommandRung.name and not argv):
         raise BadWake(f'{where}: expected "argv" with a program and its arguments')
     return Wake(tuple(argv), rung)
 

@@ -181,3 +181,13 @@ def test_M17_two_homes_have_two_units(
     assert units(home) == [own]
     code, said = run(other, capsys, "uninstall")
     assert code == 0 and f"systemctl --user stop {own}" in said
+
+
+def test_a_relative_configuration_directory_is_passed_over(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd does: https://specifications.freedesktop.org/basedir-spec."""
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    assert run(home, capsys, "install")[0] == 0
+    assert (home.parent / ".config/systemd/user/agent-relay.service").exists()

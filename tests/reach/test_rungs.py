@@ -109,6 +109,7 @@ def test_a_rung_that_was_asked_for_has_no_stand_in(bob: Cli) -> None:
         ("{}", 'expected {"argv": […]}, {"rung": "…"} or both'),
         ('{"argv": "ring me"}', 'expected "argv" as a list of texts'),
         ('{"argv": ["a\\u0000b"]}', 'expected "argv" with a program'),
+        ('{"argv": ["\\ud800"]}', 'expected "argv" with a program'),
         ('{"argv": [1]}', 'expected "argv" as a list of texts'),
         ('{"rung": "command"}', 'expected "argv" with a program and its arguments'),
         ('{"rung": "tmux"}', 'expected "rung" as one of claude-inbox, claude-rewake'),
@@ -138,6 +139,10 @@ def test_a_wake_json_of_others_or_behind_a_link_is_not_read(bob: Cli, tmp_path: 
         read_wake(str(bob.root), "bob")
     path.unlink()
     os.mkfifo(path)
+    with pytest.raises(BadWake):
+        read_wake(str(bob.root), "bob")
+    path.unlink()
+    path.mkdir(0o700)
     with pytest.raises(BadWake):
         read_wake(str(bob.root), "bob")
 
