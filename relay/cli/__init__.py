@@ -49,7 +49,7 @@ attention  attention approve deny
 top        top
 watch      watch
 web        web
-listing    list history thread search
+listing    list thread search
 channel    channel
 listing    open unread failed
 dead       dead
@@ -90,7 +90,7 @@ SECTIONS = {
         "attention": "What waits for you, and what settles it.",
         "list": "Messages by words and keys, such as is:open.",
         "open unread failed": "The same by name: who owes an answer, and so on.",
-        "history thread search": "All; one conversation; with the lines found.",
+        "thread search": "One conversation; with the lines found.",
         "trace": "Show every step of a message with its time.",
         "tail watch top web": "Events, one agent, rates as they happen; a page.",
         "dead": "Show dead letters, replay or discard them.",

@@ -21,7 +21,6 @@ from relay.cli.common import (
     TIME,
     command,
     complete_agents,
-    complete_channels,
     complete_threads,
     echo_json,
     name_home,
@@ -48,11 +47,6 @@ if TYPE_CHECKING:
     from relay.base.home import Home
     from relay.search.query import Query
 
-TYPES = (
-    *("Text", "Command", "Query", "Response", "Broadcast", "Notification"),
-    *("Acknowledgment", "Error"),
-)
-FORMER_SORTS = {"created": "newest", "priority": "priority", "sender": "sender", "type": "kind"}
 HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
 FLEXIBLE = ("STATUS", "CONTENT")  # columns that are cut to the terminal
 MOST_STATUS = 60  # columns; --wide, --json and `relay trace` have all of a long reason
@@ -84,7 +78,7 @@ Keys; one that is repeated matches any of its values:
   is:late  is:removed             answered after a reminder; gone from the inbox unread
   is:failed                       a nack, no answer at all, or one of the next four
   is:refused is:dead is:expired is:bounced
-  kind: thread: re: channel: topic: has:attachment
+  kind: thread: re: channel: topic: priority: has:attachment
   after: before:                  when it was sent: 2h ago, 14:05, 2026-11-20, yesterday
   since:                          when something last happened to it
   sort:                           newest, oldest, priority, sender, kind""",
@@ -145,72 +139,6 @@ def search(
             _echo_message(row, ids, _matching_lines(parsed, row["content"], columns), columns)
     if has_more:
         _say_more(limit)
-
-
-@command(
-    epilog="""\b
-Examples:
-  relay history --sender alice --limit 10
-  relay history --channel ci --topic 'build.#' --since 2h
-  relay history --after 2026-11-20 --before 2026-11-20T18:30 --sort priority"""
-)
-@click.option(
-    "--channel",
-    "channels",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_channels,
-    help="Channel; dm/alice/bob is the one between two agents.",
-)
-@click.option("--sender", metavar="NAME", shell_complete=complete_agents)
-@click.option("--type", "types", multiple=True, type=click.Choice(TYPES, case_sensitive=False))
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(Kind), case_sensitive=False))
-@click.option("--topic", metavar="PATTERN")
-@click.option("--priority", "priorities", multiple=True, type=click.IntRange(0, 4))
-@click.option("--thread", metavar="THREAD", shell_complete=complete_threads)
-@click.option("--match", metavar="REGEX", help="Regular expression to find in the content.")
-@click.option("--after", "--since", "after", type=TIME, help="Sent after this.")
-@click.option("--before", "before", type=TIME, help="Sent before this.")
-@click.option("--sort", type=click.Choice(list(FORMER_SORTS)), default="created", show_default=True)
-@click.option("--oldest-first", is_flag=True, help="Reverse the sort order.")
-@limit_option
-@click.option("--offset", type=click.IntRange(0), default=0, help="Skip this many messages.")
-@click.option("--no-archived", is_flag=True, help="Leave out archived messages.")
-@wide_option
-def history(
-    ctx: click.Context, /, home: str | None, wide: bool, as_json: bool, **options: Any
-) -> None:
-    """List all messages: `relay list` with options in the place of keys."""
-    from relay.acomm.model import MessageType
-    from relay.base.names import uuid4_of
-    from relay.engine.rules import match_mode
-    from relay.search.query import Query
-
-    names, given = options["channels"], options["thread"]
-    if options["topic"]:
-        match_mode(options["topic"])
-    query = Query(
-        regex=options["match"],
-        senders=() if options["sender"] is None else (options["sender"],),
-        threads=() if given is None else (uuid4_of(given),),
-        named_threads=() if given is None else (given,),
-        kinds=options["kinds"],
-        types=tuple(
-            int(message_type)
-            for message_type in MessageType
-            if message_type.label in options["types"]
-        ),
-        channels=tuple(name.removeprefix("#") for name in names),
-        topics=(options["topic"],) if options["topic"] else (),
-        priorities=options["priorities"],
-        live_only=options["no_archived"],
-        after=None if options["after"] is None else options["after"] // NS_PER_S,
-        before=None if options["before"] is None else options["before"] // NS_PER_S,
-        sort=FORMER_SORTS[options["sort"]],
-        is_reversed=options["oldest_first"] != (options["sort"] in ("sender", "type")),
-    )
-    offset, limit = options["offset"], options["limit"]
-    list_messages(ctx, home, query, limit=limit, offset=offset, wide=wide, as_json=as_json)
 
 
 @command(epilog="\b\nExamples:\n  relay thread release-42\n  relay thread --short release-42")
@@ -345,25 +273,21 @@ def list_messages(
     nothing: str = NOTHING,
     *,
     limit: int,
-    offset: int | None = None,
     wide: bool,
     as_json: bool,
 ) -> None:
-    """``offset``: of a command that has this option."""
     with open_home(ctx, home) as opened:
-        rows, has_more = _found(opened, query, limit, offset or 0)
+        rows, has_more = _found(opened, query, limit)
     print_messages(rows, as_json=as_json, wide=wide, nothing=nothing)
     if not rows and query.like_keys:
         _say_not_a_key(query)
     if has_more:
-        _say_more(limit, offset)
+        _say_more(limit)
 
 
-def _found(
-    home: Home, query: Query, limit: int, offset: int = 0
-) -> tuple[list[dict[str, Any]], bool]:
+def _found(home: Home, query: Query, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows, and whether there are more. Notes go to stderr, also of what no relay has seen."""
-    rows, has_more, note = find_rows(home, query, limit, offset)
+    rows, has_more, note = find_rows(home, query, limit)
     unseen = count_waiting(home) if lock_holder(home) is None else 0
     if unseen:
         waits = f"{plural(unseen, 'message')} in outboxes, not seen by a relay yet: `relay up`"
@@ -373,10 +297,9 @@ def _found(
     return rows, has_more
 
 
-def _say_more(limit: int, offset: int | None = None) -> None:
+def _say_more(limit: int) -> None:
     """Say on stderr, to programs as well, that a list has more rows than were asked for."""
-    skip = "" if offset is None else f" or --offset {offset + limit}"
-    click.echo(f"{limit} shown, there are more; a larger --limit{skip} shows them", err=True)
+    click.echo(f"{limit} shown, there are more; a larger --limit shows them", err=True)
 
 
 def _say_not_a_key(query: Query) -> None:

@@ -206,16 +206,13 @@ def _conditions(db: sqlite3.Connection, query: Query, in_order: bool) -> Iterato
 
 def _plain(query: Query) -> Iterator[_Condition]:
     """Conditions without an index."""
-    for column, numbers in (("type", query.types), ("priority", query.priorities)):
-        if numbers:
-            yield _Condition(f"+m.{column} IN ({_marks(numbers)})", numbers)
+    if query.priorities:
+        yield _Condition(f"+m.priority IN ({_marks(query.priorities)})", query.priorities)
     if query.topics:
         named = "FROM messages INDEXED BY messages_topic WHERE topic IS NOT NULL"
         such = f"SELECT topic FROM (SELECT DISTINCT topic {named}) WHERE is_of_topics(topic)"
         ids = f"SELECT id {named} AND topic IN ({such})"
         yield _Condition(f"+m.topic IN ({such})", (), ids)
-    if query.live_only:
-        yield _Condition("NOT m.archived", ())
 
 
 def _of_ledger(db: sqlite3.Connection, query: Query) -> Iterator[_Condition]:

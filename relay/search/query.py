@@ -23,7 +23,7 @@ from relay.ledger import NOT_CANCELLED, UNREAD
 from relay.search.index import Entry
 
 KEYS = (
-    *("from", "to", "with", "thread", "re", "kind", "channel", "topic", "is", "has"),
+    *("from", "to", "with", "thread", "re", "kind", "channel", "topic", "priority", "is", "has"),
     *("after", "before", "since", "sort"),
 )
 REFUSED = "refused"  # by the relay: the ledger alone has it
@@ -46,7 +46,7 @@ STATES = {
     "removed": "state = 'read' AND read_how = 'removed'",
     "late": "obligation = 'answered' AND reminders > 0",
 }
-_FORMER = {"owed": "open"}  # states
+PRIORITIES = ("0", "1", "2", "3", "4")  # from critical to background
 SORTS = ("newest", "oldest", "priority", "sender", "kind")
 _TOKEN = re.compile(
     r'\s*(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"(?=\s|$)|(?P<word>\S+)|(?=\s|$))'
@@ -68,18 +68,15 @@ class Query(NamedTuple):
     beside: tuple[str, ...] = ()  # relay ids of messages whose threads are meant as well
     answered: tuple[str, ...] = ()  # relay ids that RE names
     kinds: tuple[str, ...] = ()
-    types: tuple[int, ...] = ()
     channels: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()  # patterns
     priorities: tuple[int, ...] = ()
     states: tuple[str, ...] = ()  # of STATES
     with_attachment: bool = False
-    live_only: bool = False  # without those that are archived
     after: int | None = None  # sent; Unix seconds
     before: int | None = None
     since: int | None = None  # it, or a delivery of it, changed
     sort: str = SORTS[0]
-    is_reversed: bool = False
     like_keys: tuple[str, ...] = ()  # words before a colon that were taken as text
 
 
@@ -119,6 +116,7 @@ def parse(text: str, kinds: tuple[str, ...]) -> Query:
         kinds=tuple(values["kind"]),
         channels=tuple(name.removeprefix("#") for name in values["channel"]),
         topics=tuple(values["topic"]),
+        priorities=tuple(map(int, values["priority"])),
         states=tuple(values["is"]),
         with_attachment=bool(values["has"]),
         after=max(_seconds("after", values), default=None),
@@ -153,19 +151,24 @@ def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     if key in ("to", "with") and (value == EVERYONE or value.startswith("#")):
         channel = EVERYONE_CHANNEL if value == EVERYONE else value[1:]
         raise InvalidQuery(f"{key}:{value} is no agent (expected channel:{channel})")
-    allowed = {"is": (*STATES, *_FORMER), "has": ("attachment",), "kind": kinds, "sort": SORTS}
+    allowed = {
+        "is": tuple(STATES),
+        "has": ("attachment",),
+        "kind": kinds,
+        "priority": PRIORITIES,
+        "sort": SORTS,
+    }
     known = allowed.get(key)
     if known is None:
         return value
     word = value.lower()
     if word not in known:
         close = difflib.get_close_matches(word, known, 1)
-        expected = ", ".join(key for key in known if key not in _FORMER)
-        meant = f"perhaps {key}:{close[0]}" if close else f"expected {expected}"
+        meant = f"perhaps {key}:{close[0]}" if close else f"expected {', '.join(known)}"
         raise InvalidQuery(
             f"{key}:{value} is unknown ({meant})", hint=_HINT.format(f"{key}:{value}")
         )
-    return _FORMER.get(word, word)
+    return word
 
 
 def _seconds(key: str, values: dict[str, list[str]]) -> list[int]:
@@ -197,11 +200,9 @@ def matches(
         and (not query.threads or entry.correlation in query.threads)
         and (not query.answered or entry.re in query.answered)
         and (not query.kinds or entry.kind in query.kinds)
-        and (not query.types or entry.type in query.types)
         and (not query.priorities or entry.priority in query.priorities)
         and (not query.channels or channel in query.channels)
         and (not query.topics or any_topic_matches(entry.topic, query.topics))
-        and not (query.live_only and entry.archived)
         and (in_state is None or entry.relay_id in in_state)
         and (not query.with_attachment or entry.attachments > 0)
         and (query.after is None or entry.at > query.after)
@@ -225,7 +226,7 @@ def sort_key(query: Query, entry: Entry) -> tuple[object, ...]:
 
 def largest_first(query: Query) -> bool:
     """True if the message with the largest ``sort_key`` comes first."""
-    return query.is_reversed != (query.sort == "oldest")
+    return query.sort == "oldest"
 
 
 _PIECE = re.compile(

@@ -38,7 +38,7 @@ def scan(
         after=query.after,
         before=query.before,
         limit=MOST,
-        include_archived=not query.live_only,
+        include_archived=True,
     )
     regex = None if query.regex is None else searcher(query.regex)
     found: list[tuple[Entry, str]] = []
@@ -50,7 +50,7 @@ def scan(
         if matches(query, entry, recipients, channel, in_state, regex):
             names = store.messages.recipients(message.id)
             found.append((entry_of(message, names, kinds[message.message_type]), channel))
-            if len(found) > limit and query.sort == SORTS[0] and not query.is_reversed:
+            if len(found) > limit and query.sort == SORTS[0]:
                 break
     found.sort(key=lambda pair: sort_key(query, pair[0]), reverse=largest_first(query))
     return Found(found[:limit], len(found) > limit)

@@ -67,7 +67,7 @@ def resolve_id(home: Home, text: str, *, must_exist: bool = False) -> str:
         _check_misnamed(home, given)
         raise InvalidName(
             f"{text!a} is not a message id",
-            hint="expected an id, or its first digits after the `-`, as in `relay history`",
+            hint="expected an id, or its first digits after the `-`, as in `relay list`",
         )
     found = (
         _in_ledger(home, given)
@@ -88,7 +88,7 @@ def resolve_id(home: Home, text: str, *, must_exist: bool = False) -> str:
         open_current(home.path(LEDGER)).close()  # else it may be there
         raise NotFound(
             f"no message {given}, in the ledger or any outbox",
-            hint="`relay history` lists messages",
+            hint="`relay list` lists messages",
         )
     if len(found) > 1:
         named = ", ".join(sorted(found, reverse=True)[:MOST_NAMED])

@@ -299,8 +299,8 @@ def _refused(db: sqlite3.Connection, home: Home, query: Query) -> Iterator[Entry
     from relay.search.index import Entry
     from relay.search.query import REFUSED, matches
 
-    of_accepted = (query.threads, query.named_threads, query.answered, query.types)
-    if any(of_accepted) or query.topics or query.priorities or query.with_attachment:
+    of_accepted = (query.threads, query.named_threads, query.answered, query.topics)
+    if any(of_accepted) or query.priorities or query.with_attachment:
         return
     has_text = bool(query.texts) or query.regex is not None
     if not {REFUSED, "failed"} & {*query.states} if query.states else has_text:

@@ -197,7 +197,7 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
     if row is None:
         raise NotRecorded(
             f"no message {message_id}, in the ledger or any outbox",
-            hint="`relay history` lists messages",
+            hint="`relay list` lists messages",
         )
     return {
         "message_id": message_id,

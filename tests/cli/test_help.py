@@ -8,11 +8,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from relay.acomm.model import MessageType, SortField
 from relay.cli import COMMANDS, SECTIONS, cli, run
 from relay.cli.channel import TYPES, config
-from relay.cli.listing import FORMER_SORTS
-from relay.cli.listing import TYPES as MESSAGE_TYPES
 from relay.delivery.actions import ACTIONS
 from relay.delivery.actions import TYPES as CHANNEL_TYPES
 from relay.delivery.channel_fields import SETTINGS
@@ -49,14 +46,6 @@ def test_durations_and_times_have_one_type() -> None:
             if isinstance(option, click.Option) and (option.name or "").endswith(ends):
                 is_day = path == "relay archive pack"
                 assert option.type.name in ("duration", "time") or is_day, path
-
-
-def test_words_that_the_commands_repeat_are_the_engines() -> None:
-    """They are written out so that help need not import the engine."""
-    assert list(MESSAGE_TYPES) == [kind.label for kind in MessageType]
-    sorts = [field.label for field in SortField]
-    assert sorts == ["CreatedAt", "Priority", "Sender", "MessageType"]
-    assert list(FORMER_SORTS) == ["created", "priority", "sender", "type"]
 
 
 def test_every_setting_and_type_is_in_the_help() -> None:

@@ -65,7 +65,7 @@ def test_create_is_seen_by_the_next_command(home: Path) -> None:
     assert "channel ci already exists: PubSub" in refused(home, "create", "ci")
     assert "there is no agent 'dave'" in refused(home, "create", "x", "--owner", "dave", code=1)
     assert "there is no agent 'alic' in" in refused(home, "join", "ci", "--agent", "alic", code=1)
-    for words in (["channel", "show", "cii"], ["history", "--channel", "cii"]):
+    for words in (["channel", "show", "cii"], ["list", "channel:cii"]):
         missing = relay(*words, home=home)
         expected = "relay: channel 'cii' does not exist; did you mean ci?\n"
         assert (missing.returncode, missing.stderr) == (1, expected)

@@ -44,7 +44,7 @@ def found(home: Path) -> str:
 
 
 def test_the_first_start_makes_a_key_and_the_store_is_sealed(home: Path) -> None:
-    assert relay("history", home=home).stderr == "nothing found\n"  # no start yet, no key
+    assert relay("list", home=home).stderr == "nothing found\n"  # no start yet, no key
     assert not (home / "store.key").exists()
     run_and_send(home)
     key = crypto.load_key(str(home / "store.key"))

@@ -76,7 +76,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "watch": (["bob", "--no-follow"], ["bob", "--no-follow", "--json"], [EVIL]),
     "web": (["--uds", EVIL], ["--port", EVIL]),
     "list": ([], ["--json"], ["is:failed"], ["from:" + EVIL]),
-    "history": ([], ["--json"]),
     "thread": (["a-thread"], ["a-thread", "--json"], [EVIL]),
     "search": (["pwned"], ["pwned", "--json"], ["(" + EVIL]),
     "channel list": (["--all"], ["--json"]),
@@ -147,7 +146,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 }
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
-    *("agents", "inbox", "continuity load", "trace", "top", "history", "thread", "search"),
+    *("agents", "inbox", "continuity load", "trace", "top", "list", "thread", "search"),
     *("show", "unread", "open", "channel show", "dead show", "dump", "check"),
     *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps"),
     "status",

@@ -1,4 +1,4 @@
-"""``relay history``, ``thread``, ``search``, ``channel``: a store read from its file."""
+"""``relay list``, ``thread``, ``search``, ``channel``: a store read from its file."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ def lines(box: Box, *arguments: str) -> list[dict[str, object]]:
     return rows_of(*arguments, home=box.root)
 
 
-def test_history_by_its_options(told: Box) -> None:
-    assert [row["content"] for row in lines(told, "history", "--channel", "dm/alice/bob")] == [
+def test_a_list_by_its_keys(told: Box) -> None:
+    assert [row["content"] for row in lines(told, "list", "channel:dm/alice/bob")] == [
         "completed\nshipped",
         "deploy to staging",
     ]
-    (command,) = lines(told, "history", "--type", "Command", "--sender", "alice", "--match", "dep")
+    (command,) = lines(told, "list", "kind:command", "from:alice", "dep")
     assert (command["status"], command["recipients"]) == ("completed", ["bob"])
-    assert lines(told, "history", "--limit", "1")[0]["channel"] == "team"
-    assert lines(told, "history", "--oldest-first", "--limit", "1")[0]["type"] == "Command"
+    assert lines(told, "list", "--limit", "1")[0]["channel"] == "team"
+    oldest, *_ = lines(told, "list", "sort:oldest", "with:bob", "--limit", "1")
+    assert oldest["type"] == "Command"
     for since in ("1h", "1d", "99999999d"):
-        assert len(lines(told, "history", "--since", since)) == len(lines(told, "history"))
+        assert len(lines(told, "list", f"after:{since}")) == len(lines(told, "list"))
 
-    shown = relay("history", "--limit", "1", home=told.root)
+    shown = relay("list", "--limit", "1", home=told.root)
     assert "release is out\\x9b[31m" in shown.stdout  # no control character reaches a terminal
-    assert shown.stderr == "1 shown, there are more; a larger --limit or --offset 1 shows them\n"
-    assert relay("history", "--limit", "1", "--json", home=told.root).stderr == shown.stderr
+    assert shown.stderr == "1 shown, there are more; a larger --limit shows them\n"
+    assert relay("list", "--limit", "1", "--json", home=told.root).stderr == shown.stderr
 
 
 def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
@@ -55,8 +56,8 @@ def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
     for message_id in (command["id"], ack["id"]):
         digits = str(message_id).partition("-")[2]
         assert lines(told, "thread", digits) == [command, ack]
-        assert lines(told, "history", "--thread", digits) == [ack, command]
-    (single,) = lines(told, "history", "--channel", "team", "--limit", "1")
+        assert lines(told, "list", f"thread:{digits}") == [ack, command]
+    (single,) = lines(told, "list", "channel:team", "--limit", "1")
     none = relay("thread", str(single["id"]), home=told.root)
     assert none.returncode == 1 and "no message in a thread has this id" in none.stderr
 
@@ -95,46 +96,45 @@ def test_M11_search_shows_the_lines_that_match(told: Box) -> None:
 
 
 def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
-    header, *rows = relay("history", "--type", "command", home=told.root).stdout.splitlines()
+    header, *rows = relay("list", "kind:command", home=told.root).stdout.splitlines()
     assert header.split() == ["ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT"]
     (command,) = [row.split() for row in rows if "deploy" in row]
     assert command[2:6] == ["alice", "bob", "command", "completed"]
-    header, *rows = relay("history", "--wide", home=told.root).stdout.splitlines()
+    header, *rows = relay("list", "--wide", home=told.root).stdout.splitlines()
     assert header.split()[5:7] == ["THREAD", "RE"]
     (ack,) = [row.split() for row in rows if command[0] in row and " ack " in row]
     assert ack[4:7] == ["ack", "release-42", command[0]]
     assert ack[-2:] == ["completed", "…"]  # of two lines
-    group = relay("history", "--channel", "team", home=told.root).stdout.splitlines()[1]
+    group = relay("list", "channel:team", home=told.root).stdout.splitlines()[1]
     assert " #team " in group
 
 
-def test_every_criterion_of_a_filter_is_an_option(told: Box) -> None:
-    both = lines(told, "history", "--channel", "dm/alice/bob", "--channel", "#team")
+def test_every_criterion_of_a_filter_is_a_key(told: Box) -> None:
+    both = lines(told, "list", "channel:dm/alice/bob", "channel:#team")
     assert [row["channel"] for row in both] == ["team", "dm/alice/bob", "dm/alice/bob"]
-    assert {row["type"] for row in lines(told, "history", "--thread", "release-42")} == {
+    assert {row["type"] for row in lines(told, "list", "thread:release-42")} == {
         "Command",
         "Acknowledgment",
     }
-    senders = [row["from"] for row in lines(told, "history", "--sort", "sender", "--oldest-first")]
+    senders = [row["from"] for row in lines(told, "list", "sort:sender")]
     assert senders == sorted(senders) and len(set(senders)) > 2
-    everything = lines(told, "history")
-    assert lines(told, "history", "--offset", "2", "--limit", "1") == everything[2:3]
+    everything = lines(told, "list")
     first, last = str(everything[-1]["at"]), str(everything[0]["at"])
-    after, before = (
-        lines(told, "history", *one) for one in (["--after", first], ["--before", last])
-    )
+    after, before = (lines(told, "list", key) for key in (f"after:{first}", f"before:{last}"))
     assert after + before == everything and before and after
+    told.send("alice", "TO: bob\nPRIORITY: 0\n\nat once")
+    told.flush()
+    assert [row["content"] for row in lines(told, "list", "priority:0")] == ["at once"]
 
 
-def test_archived_messages_may_be_left_out(box: Box) -> None:
+def test_archived_messages_are_listed(box: Box) -> None:
     channel = Channel(1, "c", ChannelType.GROUP, "alice")
     live = Message(1, MessageType.TEXT, "alice", 1, b"live", created_at=1)
     old = Message(
         2, MessageType.TEXT, "alice", 1, b"old", created_at=2, status=MessageStatus.ARCHIVED
     )
     store_file.write(box.home.path(STORE), StoreFile(1, 1, (channel,), (live, old)))
-    assert [row["content"] for row in lines(box, "history")] == ["old", "live"]
-    assert [row["content"] for row in lines(box, "history", "--no-archived")] == ["live"]
+    assert [row["content"] for row in lines(box, "list")] == ["old", "live"]
 
 
 def test_m15_tables_fit_the_terminal(told: Box) -> None:
@@ -143,11 +143,11 @@ def test_m15_tables_fit_the_terminal(told: Box) -> None:
     told.send("alice", f"TO: bob\nKIND: command\n\n{long}")
     refused = told.send("alice", f"TO: {'b' * 40}\n\nhi").partition("-")[2]
     told.flush()
-    cut = ("history", "search long", "open", "failed")
+    cut = ("list", "search long", "open", "failed")
     for command in (*cut, "channel list", "tail --no-follow"):
         shown = lines_in_a_terminal(told.root, columns, command)
         assert len(shown) > 1
         assert max(map(len, shown)) <= columns, command
         assert command not in cut or any("…" in line for line in shown)
     assert any(refused in line for line in lines_in_a_terminal(told.root, columns, "failed"))
-    assert long.strip() in "\n".join(lines_in_a_terminal(told.root, columns, "history --wide"))
+    assert long.strip() in "\n".join(lines_in_a_terminal(told.root, columns, "list --wide"))

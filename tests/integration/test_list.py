@@ -63,7 +63,7 @@ def test_a_channel_has_what_was_refused_there_too(box: Box) -> None:
 
 def test_what_no_relay_has_seen_is_told(box: Box) -> None:
     box.drop("alice", "TO: bob\n\nqueued")
-    for words in ("list queued", "unread", "history"):
+    for words in ("list queued", "unread", "list"):
         line = relay(*words.split(), home=box.root).stderr.splitlines()[0]
         assert line.startswith("relay: 1 message in outboxes, not seen by a relay yet: `relay"), (
             words
@@ -121,7 +121,7 @@ def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.stop()
     box.path("ledger.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
-    done = relay("history", home=box.root)
+    done = relay("list", home=box.root)
     assert done.returncode == 0 and "hi" in done.stdout
     assert done.stderr.startswith("relay: what became of them is not known: ")
     assert f"`relay --home {box.root} ledger rebuild`" in done.stderr
@@ -133,7 +133,7 @@ def test_messages_are_found_without_a_ledger_and_it_is_said(box: Box) -> None:
 
 
 def test_words_that_are_not_utf8_are_one_line(box: Box) -> None:
-    for words in ("list \udcff", "list thread:\udcff", "thread \udcff", "history --sender=\udcff"):
+    for words in ("list \udcff", "list thread:\udcff", "thread \udcff", "list from:\udcff"):
         done = relay(*words.split(), home=box.root)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) in [(2, "", 1), (1, "", 1)]
         assert "\\udcff" in done.stderr

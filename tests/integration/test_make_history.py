@@ -39,7 +39,7 @@ def test_the_relay_starts_on_it_and_continues(tmp_path: Path) -> None:
         assert sent.returncode == 0, sent.stderr
         inbox = home / "agents" / "lead" / "inbox" / f"{sent.stdout.strip()}.msg"
         until(inbox.exists)
-        until(lambda: "are you there?" in relay("history", home=home).stdout)
+        until(lambda: "are you there?" in relay("list", home=home).stdout)
     with closing(sqlite3.connect(home / "ledger.db")) as db:
         assert db.execute("SELECT count(*), max(id) FROM messages").fetchone() == (301, 301)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -52,7 +52,7 @@ def test_what_the_relay_says_of_it_bears_the_time_at_which_it_is_said(box: Box) 
     assert nack.headers["SENT"] == iso_time(ended_ns)
     query = "SELECT discovered_at FROM messages WHERE message_id = ?"
     assert box.sql(query, message_id) == [(ended_ns,)]
-    (shown,) = rows_of("history", "--type", "Acknowledgment", home=box.root)
+    (shown,) = rows_of("list", "kind:nack", home=box.root)
     assert shown["at"] == iso_time(ended_ns)[:19] + "Z"
 
 

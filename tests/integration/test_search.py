@@ -46,7 +46,7 @@ def test_a_relay_that_runs_fills_the_index(home: Path) -> None:
             *("deploy to staging", "build 1 is green", "build 0 is green")
         ]
         (row,) = relay("search", "deploy", "--json", home=home).stdout.splitlines()
-        (other,) = relay("history", "--match", "deploy", "--json", home=home).stdout.splitlines()
+        (other,) = relay("list", "deploy", "--json", home=home).stdout.splitlines()
         assert json.loads(row) == json.loads(other)
         assert indexed(home) == 6
     assert search(home, "is:unread deploy") == ["deploy to staging"]
@@ -74,7 +74,7 @@ def test_what_is_not_indexed_and_is_searched_is_found_in_the_store(box: Box) -> 
         for words, found in (
             ("search number to:carol", 1),
             ("search number to:alice", 0),
-            ("history --thread r-42", 1),
+            ("list thread:r-42", 1),
             ("unread", 2),
             ("unread --agent carol", 1),
             ("thread r-42", 1),

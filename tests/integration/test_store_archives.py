@@ -45,7 +45,7 @@ def test_final_messages_leave_and_are_found(box: Box) -> None:
     assert archives(box) == ["000001.acomm"]
     assert set(box.store.state.relay_ids) >= {command}
     assert len(box.store.state.messages) == 1
-    assert len(rows_of("history", home=box.root)) == 5
+    assert len(rows_of("list", home=box.root)) == 5
     assert len(rows_of("thread", "t-1", home=box.root)) == 4
     assert "message 2" in relay("search", "message 2", home=box.root).stdout
 

@@ -1,4 +1,4 @@
-"""What `trace`, `history`, `thread`, `search`, `agents`, `status` and `top` say of a message: the
+"""What `trace`, `list`, `thread`, `search`, `agents`, `status` and `top` say of a message: the
 same words, whatever the ledger calls it; what stands in an inbox is unread in any case."""
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
         ["alice", "bob", "command", "completed", "deploy"],
         ["bob", "alice", "ack", "delivered", "completed"],
     ]
-    assert rows(box, "history", "--oldest-first") == expected
-    assert rows(box, "history", "--kind", "NACK") == [expected[1]]
+    assert rows(box, "list", "sort:oldest") == expected
+    assert rows(box, "list", "kind:NACK") == [expected[1]]
     assert rows(box, "thread", "t-1", "--short") == expected
     found = shown(box, "search", "no such").splitlines()
     assert found[0].startswith(short(nack))

@@ -296,7 +296,7 @@ def test_commands_say_that_it_was_shown(box: Box, capsys: pytest.CaptureFixture[
     report(box, offered(sent))
     box.stop()
     home = ["--home", str(box.root)]
-    assert run([*home, "history", "--json"]) == 0
+    assert run([*home, "list", "--json"]) == 0
     found = {
         one["id"]: one["outcome"] for one in map(json.loads, capsys.readouterr().out.splitlines())
     }

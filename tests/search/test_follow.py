@@ -22,7 +22,7 @@ from tests.search.support import asked, by_index, by_scan, follow, source
 
 QUESTIONS = [
     *("", "number", "number 7", "1", "er", "Number", "from:alice", "from:bob", "to:bob number"),
-    *("to:carol", "is:unread", "is:dead", "is:owed", "to:bob is:unread", "has:attachment"),
+    *("to:carol", "is:unread", "is:dead", "is:open", "to:bob is:unread", "has:attachment"),
     *("kind:command", "kind:ack kind:message", "channel:dm/alice/bob 3", "thread:t-1"),
     *("after:1h", "before:2020-01-01", '"mber 1"', "zzz", "deploy from:alice"),
 ]

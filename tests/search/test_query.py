@@ -19,8 +19,8 @@ def test_words_and_phrases() -> None:
 def test_every_key() -> None:
     query = asked(
         "from:alice FROM:carol to:bob thread:release-42 kind:Command channel:#ci is:unread"
-        " is:dead is:owed has:attachment after:1970-01-02 before:1970-01-03T00:00 word with:dora"
-        " topic:build.# since:1970-01-02 sort:Oldest"
+        " is:dead is:open has:attachment after:1970-01-02 before:1970-01-03T00:00 word with:dora"
+        " topic:build.# priority:0 since:1970-01-02 sort:Oldest"
     )
     assert query == Query(
         texts=("word",),
@@ -32,6 +32,7 @@ def test_every_key() -> None:
         kinds=("command",),
         channels=("ci",),
         topics=("build.#",),
+        priorities=(0,),
         states=("unread", "dead", "open"),
         with_attachment=True,
         after=86_400,
