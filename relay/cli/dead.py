@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,6 @@ from relay.base.errors import InvalidName, NotFound
 from relay.cli.common import AGE, command, open_home
 from relay.cli.listing import MOST, list_messages
 from relay.cli.request import control_options, send_command
-from relay.cli.show import show
 from relay.cli.tables import wide_option
 from relay.views.ids import resolve_id
 
@@ -42,11 +40,6 @@ def list_dead(ctx: click.Context, home: str | None, wide: bool, as_json: bool) -
 
     query = Query(states=("dead",), sort="oldest")
     list_messages(ctx, home, query, "no dead letters", limit=MOST, wide=wide, as_json=as_json)
-
-
-_former = copy.copy(show)  # `relay dead show`, as earlier versions called it
-_former.hidden = True
-dead.add_command(_former)
 
 
 @dead.command(epilog="\b\nExample:\n  relay dead replay 1706123456789012345-a1b2c3d4")

@@ -61,8 +61,7 @@ def _with_all_below(context: click.Context) -> Iterator[click.Context]:
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             assert command is not None
-            if not command.hidden:
-                yield from _with_all_below(click.Context(command, info_name=name, parent=context))
+            yield from _with_all_below(click.Context(command, info_name=name, parent=context))
 
 
 @click.command(

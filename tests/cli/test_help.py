@@ -22,8 +22,6 @@ def commands(group: click.Group, path: str = "relay") -> Iterator[tuple[str, cli
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        if command.hidden:
-            continue
         yield f"{path} {name}", command
         if isinstance(command, click.Group):
             yield from commands(command, f"{path} {name}")

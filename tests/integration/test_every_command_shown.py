@@ -54,7 +54,7 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "logs": (["worker"], [], [EVIL]),
     "send": (["bob", EVIL], ["bob" + EVIL, "hi"], ["bob", "hi", "--thread", EVIL]),
     "inbox": (["--as", "bob"], ["--as", "bob", "--json"], ["--as", "bob", "--take"], ["--take"]),
-    "show": (["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
+    "show": (["{dead}"], ["{id}"], ["{id}", "--json"], ["{bad}"], [EVIL]),
     "reply": (["--as", "bob", "{id}", EVIL], ["--as", "bob", EVIL, "x"]),
     "resend": (["{id}", "--to", "bob"], ["{id}", "--to", EVIL], [EVIL]),
     "wait": (["{id}", "read=1s"], ["{id}", "answer=1s"], [EVIL]),
@@ -95,7 +95,6 @@ LINES: dict[str, tuple[list[str], ...]] = {
     "failed": ([], ["--json"], ["--agent", EVIL], ["--since", EVIL]),
     "cancel": ([EVIL],),
     "dead list": ([], ["--json"]),
-    "dead show": (["{dead}"], ["{dead}", "--json"], [EVIL]),
     "dead replay": ([EVIL],),
     "dead discard": ([EVIL],),
     "dead purge": (["--older-than", "7d"],),
@@ -147,7 +146,7 @@ SHOWN_ELSEWHERE = {  # these begin Spark
 # What is hostile is in their output, so that it was looked at.
 SHOW_IT = (
     *("agents", "inbox", "continuity load", "trace", "top", "list", "thread", "search"),
-    *("show", "unread", "open", "channel show", "dead show", "dump", "check"),
+    *("show", "unread", "open", "channel show", "dump", "check"),
     *("ledger query", "doctor", "key show", "agents show", "logs", "tail", "ps"),
     "status",
 )
