@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
 
-from relay.audit.jobs import JOBS
+from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.lake_columns import comment_of
 from relay.audit.report.advice import advice, by_whom, command, sentence, told_clock
 from relay.audit.report.charts import charts
@@ -147,38 +147,18 @@ class JobVerdict:
     seconds: str
 
 
-def checks(report: Report, folder: str, previous: Previous | None = None) -> list[Check]:
-    """List checks with findings: errors, then warnings, the most frequent first."""
-    made = []
-    for job in report.jobs.values():
-        examples = findings_of(folder, job.name, MOST_FINDINGS) if job.findings else {}
-        known = previous.findings(job.name) if previous is not None and job.findings else None
-        for name, count in job.findings.items():
-            check = _check(job.name, name, count, examples.get(name, []), known)
-            made.append(_described(check, job))
-    return sorted(made, key=lambda check: (SEVERITIES.index(check.severity), -check.count))
+class Previous(NamedTuple):
+    """The run that was in the folder before this one."""
 
-
-def _described(check: Check, job: JobReport) -> Check:
-    """Let an own check speak in the words of its file."""
-    if not job.description:
-        return check
-    said = f"{with_noun(check.count, 'row')}: {job.description}"
-    return replace(check, sentence=said, advice_text=job.advice)
-
-
-class Previous:
-    """The findings of the run that was in the folder before this one."""
-
-    def __init__(self, report: Report, folder: str) -> None:
-        self._report, self._folder = report, folder
+    report: Report
+    folder: str
 
     def findings(self, job: str) -> dict[str, set[Key] | None] | None:
         """Return the keys by check: None without the job, and for a check with too many."""
-        ran = self._report.jobs.get(job)
+        ran = self.report.jobs.get(job)
         if ran is None or ran.error is not None:
             return None
-        rows = findings_of(self._folder, job, MOST_PREVIOUS + 1)
+        rows = findings_of(self.folder, job, MOST_PREVIOUS + 1)
         return {
             check: {_key(row) for row in of} if len(of) <= MOST_PREVIOUS else None
             for check, of in rows.items()
@@ -197,18 +177,25 @@ def _key(row: Row) -> Key:
     return tuple(str(part) for part in parts)
 
 
+def checks(report: Report, folder: str, previous: Previous | None = None) -> list[Check]:
+    """List checks with findings: errors, then warnings, the most frequent first."""
+    made = []
+    for job in (job for job in report.jobs.values() if job.findings):
+        examples = findings_of(folder, job.name, MOST_FINDINGS)
+        known = previous.findings(job.name) if previous is not None else None
+        for name, count in job.findings.items():
+            earlier = None if known is None else known.get(name, set())
+            made.append(_check(job, name, count, examples.get(name, []), earlier))
+    return sorted(made, key=lambda check: (SEVERITIES.index(check.severity), -check.count))
+
+
 def _check(
-    job: str,
-    name: str,
-    count: int,
-    rows: list[Row],
-    known: dict[str, set[Key] | None] | None,
+    job: JobReport, name: str, count: int, rows: list[Row], earlier: set[Key] | None
 ) -> Check:
+    """Make the check of a job; an own check speaks in the words of its file."""
     severities = {row["severity"] for row in rows}
     severity = next((severe for severe in SEVERITIES if severe in severities), SEVERITIES[0])
-    has_message = any(row["message_id"] for row in rows)
     anchor = anchor_id("check", name)
-    earlier = known.get(name, set()) if known is not None else None
     are_new = [earlier is not None and _key(row) not in earlier for row in rows]
     names = [part for part in SHOWN[1:] if any(row.get(part) for row in rows)]
     columns = [PageColumn(part, "", "") for part in (*names, "details", "command")]
@@ -224,11 +211,14 @@ def _check(
         [RowGroup("", lines)],
         len(rows),
         count,
-        f"findings/job={job}/",
+        f"findings/job={job.name}/",
     )
-    said = told_clock(name, rows) or sentence(name, count) + by_whom(name, rows)
+    if job.description:
+        said, text = f"{with_noun(count, 'row')}: {job.description}", job.advice
+    else:
+        said = told_clock(name, rows) or sentence(name, count) + by_whom(name, rows)
+        text = advice(name, has_message=any(row["message_id"] for row in rows))
     look = command(name, rows[0]["message_id"] if rows else None)
-    text = advice(name, has_message=has_message)
     return Check(name, severity, count, anchor, text, table, said, look, any(are_new))
 
 
@@ -276,40 +266,41 @@ def _verdict(job: JobReport, there: set[str], groups: set[str]) -> JobVerdict:
     )
 
 
-def _shown(table: Table, report: Report) -> PageTable:
-    grouped = _rows(table)
+def _shown(table: Table, owner: AuditJob | None) -> PageTable:
+    """Make a table of the page; ``owner``: its job, None of an own check."""
     traced = "message_id" in table.columns and table.name.endswith("slowest")
     names = table.columns[:MOST_COLUMNS]
-    columns = _columns(table.name, names, report)
-    if traced:
-        columns = [*columns, PageColumn("command", "", "a command")]
-    groups, number = [], 0
-    for value, rows in grouped:
+    groups: list[RowGroup] = []
+    every: list[list[Cell]] = []
+    for value, rows in _rows(table):
         lines = []
         for row in rows:
             values = [_cell(row[name], name) for name in names]
             if traced:
                 values.append(_trace(row["message_id"]))
-            lines.append((anchor_id("row", table.name, str(number)), values))
-            number += 1
-        columns = [_aligned(column, at, lines) for at, column in enumerate(columns)]
+            lines.append((anchor_id("row", table.name, str(len(every))), values))
+            every.append(values)
         groups.append(RowGroup(anchor_id("rows", table.name, value) if value else "", lines))
+    schema = owner.tables.get(table.name, ()) if owner is not None else ()
+    means = {field.name: comment_of(field) for field in schema}
+    columns = [
+        PageColumn(
+            name, unit_of(name), means.get(name, ""), any(values[at].number for values in every)
+        )
+        for at, name in enumerate(names)
+    ]
+    if traced:
+        columns.append(PageColumn("command", "", "a command"))
     return PageTable(
         table.name,
         anchor_id("table", table.name),
-        _description(table.name, report),
+        owner.header.title if owner is not None and owner.name == table.name else "",
         columns,
         groups,
-        number,
+        len(every),
         table.count,
         f"{table.name}/",
     )
-
-
-def _aligned(column: PageColumn, at: int, lines: list[tuple[str, list[Cell]]]) -> PageColumn:
-    """Align the column to the right when it has numbers."""
-    has_numbers = any(values[at].number for _, values in lines)
-    return replace(column, number=True) if has_numbers else column
 
 
 def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:
@@ -322,23 +313,6 @@ def _rows(table: Table) -> Sequence[tuple[str, list[Row]]]:
     if by and table.has(by):
         return [("", table.largest(by, MOST_ROWS))]
     return [("", table.head(MOST_ROWS))]
-
-
-def _columns(table: str, names: Sequence[str], report: Report) -> list[PageColumn]:
-    means: dict[str, str] = {}
-    job = JOBS.get(_owner(table, report))
-    if job is not None and table in job.tables:
-        means = {field.name: comment_of(field) for field in job.tables[table]}
-    return [PageColumn(name, unit_of(name), means.get(name, "")) for name in names]
-
-
-def _owner(table: str, report: Report) -> str:
-    return next((job.name for job in report.jobs.values() if table in job.tables), "")
-
-
-def _description(table: str, report: Report) -> str:
-    job = JOBS.get(_owner(table, report))
-    return job.header.title if job is not None and job.name == table else ""
 
 
 def _cell(value: Any, name: str = "") -> Cell:
@@ -355,8 +329,9 @@ def make_page(report: Report, folder: str, previous: Previous | None = None) -> 
     in it, and the path of the others. Findings that ``previous`` has not are marked as new.
     """
     found = checks(report, folder, previous)
-    tables = tables_in(folder, [name for job in report.jobs.values() for name in job.tables])
-    shown = [_shown(table, report) for table in tables.values()]
+    owners = {name: JOBS.get(job.name) for job in report.jobs.values() for name in job.tables}
+    tables = tables_in(folder, owners)
+    shown = [_shown(table, owners[name]) for name, table in tables.items()]
     classes = [group.anchor for table in shown for group in table.groups if group.anchor]
     page = _environment().get_template(TEMPLATE)
     text = page.render(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from typing import Any
 
@@ -47,7 +47,7 @@ class Table:
     def largest(self, by: str, most: int) -> list[Row]:
         """Read the rows with the largest values of a column, largest first, NULL last."""
         kept: pa.Table | None = None
-        for batch in self._batches(None):
+        for batch in self._batches():
             together = batch if kept is None else pa.concat_tables([kept, batch])
             order = [(by, "descending")]
             kept = together.take(pc.sort_indices(together, sort_keys=order)[:most])
@@ -56,7 +56,7 @@ class Table:
     def first_of_each(self, column: str, most: int) -> dict[str, list[Row]]:
         """Read up to ``most`` rows of each value of a column that has few values."""
         found: dict[str, list[Row]] = {}
-        for batch in self._batches(None):
+        for batch in self._batches():
             for value in pc.unique(batch[column]).to_pylist():
                 rows = found.setdefault(str(value), [])
                 if len(rows) < most:
@@ -64,14 +64,13 @@ class Table:
                     rows.extend(some.to_pylist())
         return found
 
-    def _batches(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        chosen = list(columns) if columns is not None else None
-        for batch in self._files.to_batches(columns=chosen, batch_size=BATCH_ROWS):
+    def _batches(self) -> Iterator[pa.Table]:
+        for batch in self._files.to_batches(batch_size=BATCH_ROWS):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])
 
 
-def tables_in(folder: str, names: Sequence[str]) -> dict[str, Table]:
+def tables_in(folder: str, names: Iterable[str]) -> dict[str, Table]:
     """Open those of the tables that exist."""
     return {
         name: Table(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))
