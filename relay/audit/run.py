@@ -36,9 +36,10 @@ from relay.audit.session import (
     end_jvm,
     explained,
     has_ended,
-    restarted,
+    new_or_active,
     session,
     settings_for,
+    stop,
 )
 from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
 from relay.audit.spark_errors import OUT_OF_MEMORY
@@ -215,7 +216,8 @@ def _run_on_spark(
             )
 
         def renewed(old: Inputs) -> Inputs:
-            return inputs_of(restarted(old.spark, request.master, settings))
+            stop(old.spark)  # a query has broken it
+            return inputs_of(new_or_active(request.master, settings))
 
         return _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
 

@@ -215,12 +215,6 @@ def has_ended() -> bool:
     return gateway is None or (process is not None and process.poll() is not None)
 
 
-def restarted(old: SparkSession, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """End a session that a query has broken; return a new one. Errors: as ``new_or_active``."""
-    stop(old)
-    return new_or_active(master, conf)
-
-
 def stop(spark: SparkSession) -> None:
     """End the session and its JVM, whatever has become of them."""
     with _ending():

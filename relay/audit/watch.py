@@ -36,11 +36,13 @@ from relay.audit.lake import FolderLake
 from relay.audit.lake_columns import AOF2
 from relay.audit.sources import journal_files
 from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS
+from relay.audit.sources.journal_columns import relay_id_of
 from relay.audit.sources.journal_files import (
     ReadSettings,
     SegmentPart,
     StreamPlan,
     gap_rows,
+    read_rows,
     read_segment,
 )
 from relay.base import fsio
@@ -429,13 +431,6 @@ def format_batch(batch: WatchedBatch) -> str:
 
 # Deliveries end minutes or days after their message; older than this is not worth the reading.
 NEWEST_SEGMENTS = 8
-_SCHEMA = pa.schema(
-    [
-        ("event", pa.string()),
-        ("number", pa.decimal128(20)),
-        ("relay_id", pa.string()),
-    ]
-)
 
 
 def relay_ids(home: str, numbers: Iterable[int]) -> dict[int, str]:
@@ -452,8 +447,11 @@ def relay_ids(home: str, numbers: Iterable[int]) -> dict[int, str]:
         for segment in _newest(home):
             if len(found) == len(wanted):
                 break
-            for batch in read_segment(segment, _SCHEMA, settings):
-                found |= _named(batch, wanted)
+            for rows in read_rows(segment, settings):
+                for event in rows.events:
+                    number = event.message.id if event.message is not None else None
+                    if number in wanted and (name := relay_id_of(event)):
+                        found[number] = name
     except (RelayError, OSError):
         pass
     return found
@@ -463,9 +461,3 @@ def _newest(home: str) -> Iterator[SegmentPart]:
     for stream in journal_files.find_streams([glob.escape(home)]):
         segments = journal_files.plan(stream, strict=False).segments
         yield from reversed(segments[-NEWEST_SEGMENTS:])
-
-
-def _named(batch: pa.RecordBatch, wanted: set[int]) -> dict[int, str]:
-    sent = batch.filter(pc.equal(batch["event"], "MessageSent"))
-    pairs = zip(sent["number"].to_pylist(), sent["relay_id"].to_pylist(), strict=True)
-    return {int(number): name for number, name in pairs if name and int(number) in wanted}

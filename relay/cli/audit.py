@@ -47,7 +47,7 @@ NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
 
 MAX_GRACE_S = 366 * 86_400  # a year
 RESEND_S = 0.05  # after a finalizer that swallowed a signal
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # plus the signal's number, as in shells
 DAY_S = 86_400
 SHOWN_LOST = 20  # lines
@@ -360,10 +360,6 @@ def _require_extra(needed: Sequence[str] | None = None) -> None:
         )
 
 
-class _Signalled(BaseException):
-    """A signal arrived; the argument is its number."""
-
-
 @contextlib.contextmanager
 def exit_on_signal(line: str) -> Iterator[None]:
     """End the block on Ctrl-C, SIGTERM or a closed terminal like on any other failure.
@@ -371,31 +367,32 @@ def exit_on_signal(line: str) -> Iterator[None]:
     So Spark is stopped and copies are removed; ``line`` goes to stderr and the process exits with
     130, 143 or 129. A process that ignores SIGHUP (nohup) continues.
     """
+    came: list[int] = []  # numbers of signals; the first one counts
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
     # py4j logs a traceback where it was interrupted.
     muted = logging.NullHandler()
     logging.getLogger().addHandler(muted)
     handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _raise_signalled) for number in handled}
-    ended_by = None
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
-        with _resend_swallowed_signals():
+        with _resend_swallowed(came):
             yield
     except KeyboardInterrupt:
-        ended_by = signal.SIGINT
-    except _Signalled as exc:
-        (ended_by,) = exc.args
+        with contextlib.suppress(OSError):  # the terminal is closed
+            click.echo(f"relay: {line}", err=True)
+        sys.exit(EXIT_SIGNALLED + came[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         logging.getLogger().removeHandler(muted)
-    if ended_by is not None:
-        with contextlib.suppress(OSError):  # the terminal is closed
-            click.echo(f"relay: {line}", err=True)
-        sys.exit(EXIT_SIGNALLED + ended_by)
 
 
 @contextlib.contextmanager
-def _resend_swallowed_signals() -> Iterator[None]:
+def _resend_swallowed(came: Sequence[int]) -> Iterator[None]:
     """Send a signal again that arrived in a finalizer, where Python ignores exceptions.
 
     py4j's finalizers call the JVM and wait for it: an audit spends some time there.
@@ -403,17 +400,14 @@ def _resend_swallowed_signals() -> Iterator[None]:
     usual = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        number = signal.SIGINT
-        if isinstance(unraisable.exc_value, _Signalled):
-            (number,) = unraisable.exc_value.args
-        elif not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
         while True:
             try:
-                threading.Timer(RESEND_S, os.kill, (os.getpid(), number)).start()
+                threading.Timer(RESEND_S, os.kill, (os.getpid(), came[0])).start()
                 return
-            except (KeyboardInterrupt, _Signalled):
+            except KeyboardInterrupt:
                 pass  # on a busy machine it comes before this returns, where it is ignored as well
 
     sys.unraisablehook = hook
@@ -421,10 +415,6 @@ def _resend_swallowed_signals() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = usual
-
-
-def _raise_signalled(number: int, _: FrameType | None) -> None:
-    raise _Signalled(number)
 
 
 @command(

@@ -330,7 +330,8 @@ def _due_ms(rows: RecordRows) -> list[int | None]:
     ]
 
 
-def _relay_id(event: _Event) -> str | None:
+def relay_id_of(event: _Event) -> str | None:
+    """Return the message_id that an event has."""
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
     # empty for a file whose name has no id
@@ -402,7 +403,7 @@ _COLUMNS: dict[str, Make] = {
     "sequence": _list(lambda rows: [frame.seq for frame in rows.frames]),
     "number": _number,
     "numbers": _of_events(lambda event: len(_about(event)) or None),
-    "relay_id": _of_events(_relay_id),
+    "relay_id": _of_events(relay_id_of),
     "message_type": _of_message(lambda m: _TYPES.get(m.message_type)),
     "sender": _of_events(
         lambda e: e.message.sender if e.message else e.origin.agent if e.origin else None
