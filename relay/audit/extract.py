@@ -43,8 +43,8 @@ from relay.audit.lake import (
     open_lake,
     read_manifest,
     version,
-    write_empty,
     write_rows,
+    write_table,
 )
 from relay.audit.lake_columns import LEDGER_PREFIX, TABLES, batch_of, with_bucket
 from relay.audit.snapshot import DAY_NS, HomeSnapshot, snapshot_home
@@ -170,7 +170,10 @@ def update(
         parts.append(part)
     filled = {file.table for part in parts for file in part.files}
     empty = [table for table in TABLES if table not in filled]
-    parts.append(LakePart("none", {}, write_empty(lake, ident, empty)))
+    made_empty = [
+        write_table(lake, ident, "none", table, TABLES[table].empty_table()) for table in empty
+    ]
+    parts.append(LakePart("none", {}, made_empty))
     made = LakeManifest(version(), name, at_ns, parts)
     lake.write(manifest_path(ident), msgspec.json.format(msgspec.json.encode(made)))
     files = list(made.files())

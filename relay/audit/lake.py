@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pyarrow as pa
@@ -258,13 +258,11 @@ def read_file(lake: Lake, path: str) -> bytes:
     return data
 
 
-def read_rows(
-    lake: Lake, made: LakeManifest, table: str, names: Sequence[str] | None = None
-) -> pa.Table:
-    """Read columns of a home's rows of a table, or all. Errors: RelayError."""
+def read_rows(lake: Lake, made: LakeManifest, table: str) -> pa.Table:
+    """Read a home's rows of a table. Errors: RelayError."""
     paths = [file.path for file in made.files() if file.table == table]
     read = [pa.BufferReader(read_file(lake, path)) for path in paths]
-    return pa.concat_tables(pq.read_table(path, columns=names) for path in read)
+    return pa.concat_tables(map(pq.read_table, read))
 
 
 def homes_of(lake: Lake) -> list[str]:
@@ -283,15 +281,11 @@ def write_rows(
 ) -> list[LakeFile]:
     """Write rows of a table as one file, named by its content; no rows, no file."""
     rows = pa.Table.from_batches(batches, TABLES[table])
-    return [_write(lake, home, part, table, rows)] if rows.num_rows else []
+    return [write_table(lake, home, part, table, rows)] if rows.num_rows else []
 
 
-def write_empty(lake: Lake, home: str, tables: Iterable[str]) -> list[LakeFile]:
-    """Write a file without rows for each table: who reads a folder needs one for the columns."""
-    return [_write(lake, home, "none", table, TABLES[table].empty_table()) for table in tables]
-
-
-def _write(lake: Lake, home: str, part: str, table: str, rows: pa.Table) -> LakeFile:
+def write_table(lake: Lake, home: str, part: str, table: str, rows: pa.Table) -> LakeFile:
+    """The same, also without rows: who reads a folder needs a file for the columns."""
     sink = pa.BufferOutputStream()
     kept = [name for name in ("bucket", "number") if name in rows.column_names]
     pq.write_table(

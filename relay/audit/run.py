@@ -43,12 +43,10 @@ from relay.audit.session import (
 )
 from relay.audit.snapshot import DEFAULT_GRACE_S, DEFAULT_RECENT_DAYS, HomeSnapshot, snapshot_home
 from relay.audit.spark_errors import OUT_OF_MEMORY
-from relay.audit.summary import Examples, JobReport, Report, to_json
+from relay.audit.summary import Examples, JobReport, Report
 from relay.audit.temp_folders import private_folder
 from relay.base.clock import Clock, iso_time
 from relay.base.errors import FormatError, RelayError
-
-__all__ = ["Examples", "JobReport", "Report", "RunRequest", "run_audit", "to_json"]
 
 SNAPSHOT = "taking a snapshot of ledger and store"
 STARTING = "starting Spark"

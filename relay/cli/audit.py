@@ -187,8 +187,8 @@ def run(
     findings, 1 when a job could not run, or something could not be read.
     """
     _require_extra()
-    from relay.audit.run import RunRequest, run_audit, to_json
-    from relay.audit.summary import unread_text
+    from relay.audit.run import RunRequest, run_audit
+    from relay.audit.summary import to_json, unread_text
     from relay.cli.audit_screen import FEW_JOBS, Screen
 
     given = {name: value for name, value in options.items() if value is not None}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from relay.audit.run import RunRequest, run_audit, to_json
+from relay.audit.run import RunRequest, run_audit
+from relay.audit.summary import to_json
 from relay.base.clock import Clock
 from relay.base.errors import RelayError
 

@@ -273,28 +273,19 @@ class MetadataColumns:
     def texts(self, key: str) -> pa.Array:
         """Return the values of a key as text; other types as JSON."""
         lanes = [number for number, (name, _) in enumerate(self._lanes) if name == key]
-        return self._spread(lanes, pa.string(), self._all)
+        return self._spread(lanes)
 
     def integers(self, key: str) -> pa.Array:
         """Return the values of a key that are integers."""
         wanted = (key, META_INTEGER)
         lanes = [number for number, lane in enumerate(self._lanes) if lane == wanted]
+        return self._spread(lanes).cast(pa.int64())
 
-        def one(lanes: Sequence[int]) -> tuple[pa.Array, dict[int, Iterator[int]]]:
-            return self._integers(lanes[0]), {lanes[0]: count()}
-
-        return self._spread(lanes, pa.int64(), one)
-
-    def _spread(
-        self,
-        lanes: Sequence[int],
-        kind: pa.DataType,
-        read: Callable[[Sequence[int]], tuple[pa.Array, dict[int, Iterator[int]]]],
-    ) -> pa.Array:
-        """Spread the values of lanes to their messages; a message is in at most one of them."""
+    def _spread(self, lanes: Sequence[int]) -> pa.Array:
+        """Spread the texts of lanes to their messages; a message is in at most one of them."""
         if not lanes:
-            return pa.nulls(len(self._rows), kind)
-        values, place = read(lanes)
+            return pa.nulls(len(self._rows), pa.string())
+        values, place = self._all(lanes)
         if len(lanes) == 1 and self._held[lanes[0]] == len(self._rows) == len(values):
             return values
         none = repeat(None)
@@ -321,9 +312,9 @@ class MetadataColumns:
 
     def _text_values(self, lane: int) -> pa.Array:
         (_, tag), held = self._lanes[lane], self._held[lane]
-        if tag == META_INTEGER:
-            return self._integers(lane).cast(pa.string())
         reader = self._source.block(FIRST_METADATA_BLOCK + lane)
+        if tag == META_INTEGER:
+            return _array(reader, pa.int64(), held).cast(pa.string())
         if tag == META_STRING:
             texts = columns.read_texts(reader, held)
             values, codes = _texts(texts), _codes(texts.width, texts.codes, less=1)
@@ -334,9 +325,6 @@ class MetadataColumns:
         if tag == META_BOOLEAN:
             return pa.array(["false", "true"]).take(_array(reader, pa.uint8(), held))
         raise FormatError("", 0, "metadata tag 0-4", tag)
-
-    def _integers(self, lane: int) -> pa.Array:
-        return _array(self._source.block(FIRST_METADATA_BLOCK + lane), pa.int64(), self._held[lane])
 
 
 def decoded_table(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from relay.acomm import container, store_file
 from relay.acomm.codec import Codec
 from relay.acomm.columns import Columns
-from relay.acomm.container import MAX_FILE_BYTES, FileHeader, Flag, SectionType
+from relay.acomm.container import MAX_FILE_BYTES, Flag, SectionType
 from relay.acomm.engine_state import EngineState
 from relay.acomm.fields import U64, Reader
 from relay.acomm.model import Channel, StoreFile, Subscription
@@ -43,10 +43,10 @@ def batches(path: str, sections: Sequence[str], schema: pa.Schema) -> Iterator[p
 
     Errors: FormatError, RelayError, OSError, before the first row.
     """
-    file = _OpenFile(path)
+    file = _OpenFile(path, path)
     with _faults_of(file, path):
         if sections[0] not in MESSAGE_SECTIONS:
-            rows = file.tables(path).tables[f"store_{sections[0]}"]
+            rows = file.tables().tables[f"store_{sections[0]}"]
             yield from (batch.select(schema.names) for batch in rows)
             return
         ready = [part for name in sections if (part := file.messages(name, schema)) is not None]
@@ -92,10 +92,11 @@ class _Messages(NamedTuple):
 
 
 class _OpenFile:
-    """A file whose checksum was verified; sections are unpacked on demand."""
+    """A file with a verified checksum; rows name it ``shown``. Sections are unpacked on demand."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, shown: str) -> None:
         self._path = path
+        self._shown = shown
         self._data = read_bytes(path)
         self.header, entries = container.open_frame(self._data, path)
         self._entries = {entry.kind: entry for entry in entries if entry.length}
@@ -116,8 +117,9 @@ class _OpenFile:
             table.from_records(["content", "signature"], range(0))
         return _Messages(table, arrays)
 
-    def tables(self, shown: str) -> StoreRows:
-        """Read the rows of every section, each once; ``shown`` is the file's name in them."""
+    def tables(self) -> StoreRows:
+        """Read the rows of every section, each once."""
+        shown = self._shown
         columns = TABLES["store_messages"]
         plain = columns.remove(0)
         state = EngineState.decode(read_blocks(self._section(SectionType.ENGINE_STATE)))
@@ -130,10 +132,6 @@ class _OpenFile:
         messages = []
         relay_ids: dict[int, str | None] = {}
         for batch in (batch for part in parts if part for batch in part.batches(plain)):
-            named = pa.repeat(pa.scalar(shown), len(batch))
-            batch = batch.set_column(
-                batch.schema.get_field_index("file"), columns.field("file"), named
-            )
             messages.append(with_bucket(columns, batch, "relay_id"))
             if state.deliveries:
                 numbers = map(int, batch.column("id").to_pylist())
@@ -182,12 +180,12 @@ class _OpenFile:
             self._compare_count(source.count)
             cutter = _ContentReader(self)
             return MessageTable(
-                self._path, section, source, sealed, cutter.contents, cutter.signatures
+                self._shown, section, source, sealed, cutter.contents, cutter.signatures
             )
         if self._store is None:
             self._store = store_file.decode(self._data, self._path)
         return decoded_table(
-            self._path, section, getattr(self._store, section), self._store.channels, sealed
+            self._shown, section, getattr(self._store, section), self._store.channels, sealed
         )
 
     def raw(self, kind: SectionType) -> bytes:
@@ -205,12 +203,9 @@ class _OpenFile:
         """Check that columns and header have the same number of messages."""
         if SectionType.ARCHIVE in self._entries:
             count += int(U64.unpack_from(self.raw(SectionType.ARCHIVE))[0])
-        _same(self._path, "messages in section 257 as the header counts", self.header, count)
-
-
-def _same(path: str, what: str, header: FileHeader, count: int) -> None:
-    if header.message_count != count:
-        raise FormatError(path, 24, f"{header.message_count} {what}", count)
+        if (known := self.header.message_count) != count:
+            expected = f"{known} messages in section 257 as the header counts"
+            raise FormatError(self._path, 24, expected, count)
 
 
 class _ContentReader:
@@ -269,9 +264,9 @@ def read_tables(path: str, shown: str) -> StoreRows:
 
     Errors: FormatError, RelayError, OSError.
     """
-    file = _OpenFile(path)
+    file = _OpenFile(path, shown)
     with _faults_of(file, path):
-        return file.tables(shown)
+        return file.tables()
 
 
 # -- sections without messages ----------------------------------------------------------
