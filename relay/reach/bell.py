@@ -19,13 +19,14 @@ All this imports little: a session costs 12 MB of memory.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import sys
 import time
 
-from relay.base.process_info import runs, started_at
+from relay.base.process_info import started_at
 from relay.reach.session import (
     Session,
     load_session,
@@ -130,7 +131,7 @@ def rewake(root: str, session_id: str) -> int:
     """
     import signal
 
-    from relay.reach.rungs import rewake_file
+    from relay.reach.rungs import rewake_file, rewake_process
 
     session = load_session(root, "claude", session_id)
     if session is None or not session.agent:
@@ -147,11 +148,13 @@ def rewake(root: str, session_id: str) -> int:
     try:
         signal.signal(signal.SIGTERM, replaced)
         signal.signal(signal.SIGUSR1, rung)
-        older = _read_line(path)
+        older = rewake_process(root, session)
         with open(f"{path}.{os.getpid()}.tmp", "w", encoding="ascii") as file:
             file.write(mine)
         os.rename(file.name, path)
-        _end_process(older)
+        if older is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(older, signal.SIGTERM)
         while _read_line(path) == mine:
             found = load_session(root, "claude", session_id)
             if found is None or not found.is_live or not found.agent:
@@ -184,17 +187,6 @@ def _wake(root: str, session: Session) -> int:
         save_session(root, found)
     sys.stderr.write(ring_text(len(waits)) + "\n")
     return WOKEN
-
-
-def _end_process(line: str) -> None:
-    import signal
-
-    try:
-        pid, start_ticks = map(int, line.split())
-        if runs(pid, start_ticks):
-            os.kill(pid, signal.SIGTERM)
-    except (ValueError, OSError):
-        pass
 
 
 def _read_line(path: str) -> str:

@@ -43,19 +43,15 @@ MOST_KEPT = 1000  # ids and
 RINGS_KEPT = 10  # rings in the file
 
 
-class Memory:
+class Memory(Pace):
     """The facts that a bell keeps in its file, for its successor and ``relay wake status``."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.pid = os.getpid()
         self.agent = ""
         self.rungs: dict[str, str] = {}  # name -> why it does not apply
         self.trouble = ""  # of wake.json
-        self.rung: list[str] = []  # Pace
-        self.at = 0
-        self.count = 0
-        self.took = 0
-        self.again_s = 0.0
         self.begun: dict[str, object] = {}  # the ring under way
         self.rings: list[dict[str, object]] = []  # the last ones, as reported
 
@@ -84,7 +80,6 @@ class Bell:
         self.session = session
         self._fd = fd  # of its locked file
         self._inbox = Inbox(root, agent)
-        self._pace = Pace()
         self._memory = Memory()
         self._memory.agent = agent
         self._asked = ("", 0)
@@ -131,7 +126,7 @@ class Bell:
     def step(self, now: int) -> int | None:
         """Ring if it is time to; when to look again (Unix ns), None for the next event."""
         target, waiting = self._target(), self.waiting()
-        due = self._pace.due(waiting, self._answered_at(waiting), now)
+        due = self._memory.due(waiting, self._answered_at(waiting), now)
         self._note(target)
         if due is None or not self._may_ring(waiting, now):
             return None if due is None else now + QUIET_S * NS
@@ -141,7 +136,7 @@ class Bell:
             if self._is_needed() and (waiting := self.waiting()) and self._may_ring(waiting, now):
                 target.session = self.session
                 self._ring(target, waiting, now)
-        return self._pace.due(waiting, self._answered_at(waiting), now)
+        return self._memory.due(waiting, self._answered_at(waiting), now)
 
     def ring(self, name: str) -> dict[str, object]:
         """Ring by one rung now, whatever the rules say; the ring as it is reported."""
@@ -170,7 +165,7 @@ class Bell:
     def _answered_at(self, waiting: Mapping[str, bool]) -> int:
         if self.session is not None:
             return self.session.seen_at
-        return self._pace.at + 1 if self._pace.rung - waiting.keys() else 0
+        return self._memory.at + 1 if set(self._memory.rung) - waiting.keys() else 0
 
     def _is_mid_turn(self) -> bool:
         return self.session is not None and self.session.is_live and self.session.state == WORKING
@@ -181,7 +176,9 @@ class Bell:
             return True
         if self.session.state == BLOCKED:
             return False
-        is_urgent = any(waiting[message_id] for message_id in waiting.keys() - self._pace.rung)
+        is_urgent = any(
+            waiting[message_id] for message_id in waiting.keys() - set(self._memory.rung)
+        )
         is_quiet = now - self.session.seen_at > QUIET_S * NS
         return is_urgent or is_quiet or not self._is_mid_turn()
 
@@ -192,14 +189,14 @@ class Bell:
         TRIES of them the next one is first.
         """
         began = time.monotonic_ns()
-        self._pace.rang(waiting, self._answered_at(waiting), now, 0)
+        self._memory.rang(waiting, self._answered_at(waiting), now, 0)
         rungs = [rung for rung in applying(target) if rung.mid_turn or not self._is_mid_turn()]
-        first = (self._pace.count - 1) // TRIES % max(1, len(rungs))
+        first = (self._memory.count - 1) // TRIES % max(1, len(rungs))
         for rung in (*rungs[first:], *rungs[:first]):
             if self._ring_by(rung, target, len(waiting)):
-                self._pace.again_s = rung.again_s
+                self._memory.again_s = rung.again_s
                 break
-        self._pace.took = time.monotonic_ns() - began
+        self._memory.took = time.monotonic_ns() - began
         self._save()
 
     def _ring_by(self, rung: Rung, target: RungTarget, messages: int) -> bool:
@@ -245,7 +242,8 @@ class Bell:
         asked = asked_rung(self.root, self.session) if self.session is not None else ("", 0)
         if asked != self._asked:
             self._asked = asked
-            self._pace = Pace() if asked[0] else self._pace
+            if asked[0]:
+                self._memory.reset()
         return Wake(wake.argv, asked[0]) if asked[0] else wake
 
     def _note(self, target: RungTarget) -> None:
@@ -261,20 +259,16 @@ class Bell:
         if found is None or found.agent != self.agent:
             return
         found.pid = os.getpid()
-        self._memory, pace = found, self._pace
-        pace.rung, pace.at = frozenset(found.rung), found.at
-        pace.count, pace.took, pace.again_s = found.count, found.took, found.again_s
+        self._memory = found
         if found.begun:
             self._end_ring("failed: the bell was killed while it rang")
         self._save()
 
     def _save(self) -> None:
         """Write the memory in place: the file is locked, and one line is enough to read it."""
-        memory, pace = self._memory, self._pace
-        memory.rung, memory.at = sorted(pace.rung)[-MOST_KEPT:], pace.at
-        memory.count, memory.took, memory.again_s = pace.count, pace.took, pace.again_s
         if self._fd >= 0:
-            data = json.dumps(vars(memory)).encode() + b"\n"
+            facts = vars(self._memory) | {"rung": self._memory.rung[-MOST_KEPT:]}
+            data = json.dumps(facts).encode() + b"\n"
             try:
                 os.pwrite(self._fd, data, 0)
                 os.ftruncate(self._fd, len(data))

@@ -122,8 +122,9 @@ class ClaudeInbox(Rung):
     def ring(self, target: RungTarget, text: str) -> str:
         """Post the text; wait a moment for a refusal."""
         import socket
+        from uuid import uuid4
 
-        path, message_id = os.environ[SOCKET], _uuid4()
+        path, message_id = os.environ[SOCKET], str(uuid4())
         _check_socket(path)
         auth = {"type": "auth", "token": os.environ[TOKEN]}
         content = {"role": "user", "content": text}
@@ -152,7 +153,7 @@ class ClaudeRewake(Rung):
         session = target.session_of("claude")
         if session is None:
             return "expected a live session of claude"
-        if _waiting_process(target.root, session) is None:
+        if rewake_process(target.root, session) is None:
             return "no `relay bell --rewake` waits as a Stop hook with asyncRewake"
         return silence(target.root, session)
 
@@ -162,7 +163,7 @@ class ClaudeRewake(Rung):
         import signal
 
         assert target.session is not None
-        pid = _waiting_process(target.root, target.session)
+        pid = rewake_process(target.root, target.session)
         if pid is None:
             raise RingFailed("the waiting process ended meanwhile")
         try:
@@ -342,7 +343,8 @@ def has_read(root: str, session: Session) -> bool:
     )
 
 
-def _waiting_process(root: str, session: Session) -> int | None:
+def rewake_process(root: str, session: Session) -> int | None:
+    """The pid of the Stop hook that waits; None if none does."""
     try:
         with open(rewake_file(root, session), encoding="ascii") as file:
             pid, start = map(int, file.read(64).split())
@@ -412,13 +414,6 @@ def _answer(peer: socket.socket, message_id: str) -> str:
         if not chunk:
             return ""
     return ""
-
-
-def _uuid4() -> str:
-    raw = bytearray(os.urandom(16))
-    raw[6], raw[8] = raw[6] & 0x0F | 0x40, raw[8] & 0x3F | 0x80
-    digits = raw.hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 # -- programs ------------------------------------------------------------------------------

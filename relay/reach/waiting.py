@@ -19,7 +19,11 @@ class Pace:
     """When to ring: once for all that waits, then more and more slowly. Times are Unix ns."""
 
     def __init__(self) -> None:
-        self.rung: frozenset[str] = frozenset()  # ids that waited at the last ring
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rings."""
+        self.rung: list[str] = []  # ids that waited at the last ring
         self.at = 0  # of that ring; 0: nothing waited since
         self.count = 0  # rings that were not answered
         self.took = 0  # ns until it was over; pauses begin there
@@ -31,11 +35,11 @@ class Pace:
         waiting: message id -> is it urgent. answered_at: the agent's last sign of life.
         """
         if not waiting:
-            self.__init__()  # type: ignore[misc]
+            self.reset()
             return None
         if self.at > now:  # the clock was set back
             self.at = now
-        is_answered, fresh = answered_at > self.at, waiting.keys() - self.rung
+        is_answered, fresh = answered_at > self.at, waiting.keys() - set(self.rung)
         if not self.at or (fresh and is_answered):
             return now
         over = self.at + self.took
@@ -46,10 +50,10 @@ class Pace:
 
     def rang(self, waiting: Iterable[str], answered_at: int, now: int, again_s: float) -> None:
         """Remember a ring."""
-        waiting = frozenset(waiting)
-        is_new = answered_at > self.at and bool(waiting - self.rung)
+        ids = sorted(waiting)
+        is_new = answered_at > self.at and bool(set(ids) - set(self.rung))
         self.count = 1 if is_new or not self.at else self.count + 1
-        self.rung, self.at, self.took, self.again_s = waiting, now, 0, again_s
+        self.rung, self.at, self.took, self.again_s = ids, now, 0, again_s
 
 
 class Inbox:
