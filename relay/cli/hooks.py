@@ -232,7 +232,7 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
             "the tools need the package mcp",
             hint="`pip install '.[mcp]'` in the source of agent-relay; the relay runs without",
         )
-    from relay.reach.mcp import serve
+    from relay.reach.mcp import ToolServer
 
     if agent:
         check_agent_name(agent)
@@ -242,13 +242,13 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
     def run(name: str, *args: str) -> str:
         return run_command(root, name, *args)
 
-    serve(
+    ToolServer(
         root,
         agent,
         run,
         lambda message_id, wait: progress_of(root, message_id, wait),
         lambda text: id_of(root, text),
-    )
+    ).run()
 
 
 def id_of(root: str, text: str) -> str:

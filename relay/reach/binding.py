@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from relay.base.process_info import PROC
@@ -63,7 +64,8 @@ def bind(
                 raise ProcessLookupError(f"the agent CLI of session {session_id} has ended")
             before = None
             if source == "clear":
-                before = _of_process(others, harness, pid, pid_start)
+                own = (other for other in others if other.harness == harness)
+                before = last_of_process(own, pid, pid_start)
             name, asked = _choose(session, others, before, source, wanted or harness)
             if known is None or name != session.agent:
                 _open_mailbox(root, name)
@@ -136,16 +138,12 @@ def _choose(
     return name, asked
 
 
-def _of_process(
-    others: list[Session], harness: str, pid: int, pid_start: int | None
-) -> Session | None:
-    """The last session of the same process."""
+def last_of_process(sessions: Iterable[Session], pid: int, pid_start: int | None) -> Session | None:
+    """The session that was bound last for an agent CLI's process; None without one."""
     found = [
-        other
-        for other in others
-        if (other.harness, other.pid, other.pid_start) == (harness, pid, pid_start)
-        and other.agent
-        and pid
+        session
+        for session in sessions
+        if (session.pid, session.pid_start) == (pid, pid_start) and session.agent and pid
     ]
     return found[-1] if found else None
 

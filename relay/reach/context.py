@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 
 from relay.base.clock import ttl_note
 from relay.base.names import attachments_of
 from relay.base.text import format_size, plural, visible
 from relay.reach.evidence import marker
+from relay.reach.message_file import read_message
 from relay.reach.session import Session, acting_as
 
 MAX_BODIES = 8192  # bytes of printed bodies in one text
@@ -107,30 +107,13 @@ class Waiting:
 
 def read_waiting(path: str, name: str) -> Waiting | None:
     """Read a message as far as it can be printed; None if it is gone, or not a file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    most = MAX_HEADER + MAX_BODIES
+    if (read := read_message(path, most)) is None:
         return None
-    try:
-        seen = os.fstat(fd)
-        if not stat.S_ISREG(seen.st_mode):
-            return None
-        data = os.read(fd, MAX_HEADER + MAX_BODIES)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    head, blank, body = data.partition(b"\n\n")
-    headers: dict[str, str] = {}
-    references = []
-    for line in head.decode(errors="replace").split("\n"):
-        field, _, value = line.partition(":")
-        headers[field.upper()] = value.strip()
-        if field.upper() == "ATTACHMENT":
-            references.append(value.strip())
-    found = Waiting(name, seen.st_size, headers, None)
-    found.references = references
-    if found.is_message and blank and "TO" in headers and len(data) == seen.st_size:
+    fields, body, size = read
+    found = Waiting(name, size, dict(fields), None)
+    found.references = [value for field, value in fields if field == "ATTACHMENT"]
+    if found.is_message and body is not None and "TO" in found.headers and size <= most:
         with contextlib.suppress(UnicodeDecodeError):
             found.body = body.decode()
     return found

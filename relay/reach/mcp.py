@@ -99,8 +99,12 @@ class ToolServer:
             on_call_tool=self._call,
         )
 
-    async def serve(self) -> None:
+    def run(self) -> None:
         """Serve stdin and stdout until the client closes them."""
+        warnings.simplefilter("ignore", RelayWarning)  # answers say whether a relay runs
+        anyio.run(self._serve)
+
+    async def _serve(self) -> None:
         wire = _Wire(os.dup(1), self._written)
         os.dup2(2, 1)  # what anything else prints is not part of the protocol
         self._has_wire = True
@@ -113,7 +117,7 @@ class ToolServer:
             self.session.end()
 
     def _written(self, call: str) -> None:
-        self.session.written(call, "mcp inbox")
+        self.session.written(call)
 
     async def _list(
         self, ctx: Context, params: types.PaginatedRequestParams | None
@@ -371,7 +375,7 @@ class ToolServer:
                 break
             parts.append(text)
         ids = [message.id for message in found[: len(parts)]]
-        self.session.offer(session, _number(ctx), ids, "mcp inbox")
+        self.session.offer(session, _number(ctx), ids)
         return parts
 
 
@@ -478,15 +482,3 @@ def _ends(message: Waiting, sent: str, was_asked: Callable[[str, str], bool]) ->
     if message.kind not in ANSWERS and not was_asked(sent, message.headers.get("FROM", "")):
         return False
     return message.body is None or ends_request(message.kind, message.body)
-
-
-def serve(
-    root: str,
-    name: str,
-    command: Callable[..., str],
-    progress: Callable[[str, Wait], Progress],
-    resolve: Callable[[str], str],
-) -> None:
-    """Serve the tools over stdio until the client closes it."""
-    warnings.simplefilter("ignore", RelayWarning)  # answers say whether a relay runs
-    anyio.run(ToolServer(root, name, command, progress, resolve).serve)

@@ -18,6 +18,7 @@ from relay.base.clock import elapsed
 from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX
 from relay.base.text import plural
+from relay.reach.message_file import read_message
 from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, Session, acting_as
 
@@ -99,17 +100,11 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
     Without messages that are still in its inbox: it was not shown them yet. Without those whose
     answer is in its outbox, for a relay that does not run or comes to it in a moment.
     """
-    import sqlite3  # here, because a prompt does not need it
-
-    try:
-        rows = _rows(root, agent)
-    except (OSError, sqlite3.Error):
-        return []
     inbox = os.path.join(root, "agents", agent, "inbox")
     seen = [
-        OwedAnswer(*row)
-        for row in rows
-        if not os.path.lexists(os.path.join(inbox, row[0] + MSG_SUFFIX))
+        answer
+        for answer in _open_answers(root, agent)
+        if not os.path.lexists(os.path.join(inbox, answer.message_id + MSG_SUFFIX))
     ]
     answered = set(_answered(os.path.join(root, "agents", agent, "outbox"))) if seen else set()
     return [answer for answer in seen if answer.message_id not in answered]
@@ -117,13 +112,7 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
 
 def still_owed(root: str, agent: str, message_id: str) -> str:
     """The line for an agent that wrote about a message and still owes an answer to it; or ""."""
-    import sqlite3
-
-    try:
-        rows = _rows(root, agent)
-    except (OSError, sqlite3.Error):
-        return ""
-    for answer in (OwedAnswer(*row) for row in rows):
+    for answer in _open_answers(root, agent):
         if answer.message_id == message_id:
             how = answer.how(acting_as(agent))
             return f"{answer.sender} still waits for an answer to {answer.kind} {message_id}: {how}"
@@ -148,10 +137,15 @@ def report_state(root: str, session: Session, state: str) -> None:
         pass
 
 
-def _rows(root: str, agent: str) -> list[tuple[str, str, str, int]]:
-    """Read the ledger. Errors: OSError, sqlite3.Error."""
-    with contextlib.closing(open_ledger(root)) as db:
-        return db.execute(_OWED, (agent, MOST_OWED)).fetchall()
+def _open_answers(root: str, agent: str) -> list[OwedAnswer]:
+    """The open answers of the ledger, oldest first; none if it cannot be read."""
+    import sqlite3  # here, because a prompt does not need it
+
+    try:
+        with contextlib.closing(open_ledger(root)) as db:
+            return [OwedAnswer(*row) for row in db.execute(_OWED, (agent, MOST_OWED))]
+    except (OSError, sqlite3.Error):
+        return []
 
 
 def open_ledger(root: str) -> sqlite3.Connection:
@@ -172,16 +166,9 @@ def _answered(outbox: str) -> Iterator[str]:
     except OSError:
         return
     for name in names[-MOST_WAITING:]:
-        try:
-            fd = os.open(os.path.join(outbox, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(fd, "rb") as file:
-                head, _, body = file.read(HEADER_BYTES).partition(b"\n\n")
-        except OSError:  # the relay took it in the meantime
-            continue
-        fields = dict[str, str]()
-        for line in head.decode(errors="replace").split("\n"):
-            field, _, value = line.partition(":")
-            fields[field.strip().upper()] = value.strip()
+        if (read := read_message(os.path.join(outbox, name), HEADER_BYTES)) is None:
+            continue  # the relay took it in the meantime
+        fields, body = dict(read[0]), read[1] or b""
         kind = fields.get("KIND", "").lower()
         is_end = kind in ("response", "nack") or (
             kind == "ack" and body.lstrip().startswith(b"completed")

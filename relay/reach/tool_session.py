@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from relay.base.errors import RelayError
 from relay.base.names import NAME_VARIABLE, check_agent_name
 from relay.base.process_info import runs, started_at
-from relay.reach.binding import DIED, agent_process
+from relay.reach.binding import DIED, agent_process, last_of_process
 from relay.reach.evidence import begin_offer, end_offer, settle
 from relay.reach.session import (
     TOOLS,
@@ -32,6 +32,7 @@ from relay.reach.session import (
 )
 
 ACT = "act"
+SHOWN_BY = "mcp inbox"  # in traces, also what an answer to `send` shows
 CLIENT_ENDS_S = 0.1  # a process that is killed closes its pipes before it has ended
 UNWRITTEN_NS = 5 * 10**9  # an answer not written by then was cancelled, and never is
 
@@ -71,15 +72,7 @@ class ToolSession:
 
     def _bound(self) -> Session | None:
         """The session that hooks have bound for the agent CLI that started this server."""
-        pid, started = agent_process()
-        if not pid:
-            return None
-        found = [
-            session
-            for session in load_sessions(self.root)
-            if session.agent and (session.pid, session.pid_start) == (pid, started)
-        ]
-        return found[-1] if found else None
+        return last_of_process(load_sessions(self.root), *agent_process())
 
     def _open(self, name: str) -> Session:
         """Begin a session, which takes over what dead ones of that agent have not seen."""
@@ -135,20 +128,20 @@ class ToolSession:
                 shown |= other.offered.keys()
         return shown
 
-    def offer(self, session: Session, call: str, ids: list[str], after: str) -> None:
+    def offer(self, session: Session, call: str, ids: list[str]) -> None:
         """Note that an answer is about to show these. Errors: OSError."""
         with self._change(session) as changed:
-            begin_offer(changed, ids, after)
+            begin_offer(changed, ids, SHOWN_BY)
         self._unwritten.setdefault(call, set()).update(ids)
 
-    def written(self, call: str, after: str) -> None:
+    def written(self, call: str) -> None:
         """Note that the answer of a call was written. Errors: OSError."""
         ids = self._unwritten.pop(call, None)
         if not ids:
             return
         with self._change(self.find()) as changed:
             here = sorted(message_id for message_id in ids if message_id in changed.offered)
-            end_offer(self.root, changed, here, after, ACT)
+            end_offer(self.root, changed, here, SHOWN_BY, ACT)
 
     def end(self) -> None:
         """End with the connection: in good order if the client lives, as one that was killed else.

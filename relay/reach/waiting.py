@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from relay.reach.message_file import read_message
+
 NS = 10**9
 PAUSES_S = (5, 10, 20, 40, 80, 120)  # between rings that were not answered
 URGENT = ("0", "1")  # PRIORITY
@@ -85,17 +87,9 @@ class Inbox:
 
     def _look(self, message_id: str) -> bool | None:
         """Is a message urgent; None: it does not ring."""
-        try:
-            path = os.path.join(self.path, message_id + ".msg")
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                header, _, body = file.read(MOST_BYTES).replace(b"\r\n", b"\n").partition(b"\n\n")
-        except OSError:
+        if (read := read_message(os.path.join(self.path, message_id + ".msg"), MOST_BYTES)) is None:
             return False
-        fields = {}
-        for line in header.decode(errors="replace").split("\n"):
-            name, _, value = line.partition(":")
-            fields[name.strip().upper()] = value.strip()
+        fields, body = dict(read[0]), read[1] or b""
         if fields.get("PRIORITY") in URGENT:
             return True
         is_talk = fields.get("CHANNEL", EVERYBODY) != EVERYBODY and fields.get("FROM") != PERSON

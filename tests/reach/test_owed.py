@@ -110,9 +110,11 @@ def test_an_answer_that_waits_in_the_outbox_counts(bob: Bob, answer: str) -> Non
     asked = bob.is_asked()
     bob.box.stop()
     kind, _, body = answer.partition(": ")
-    name = bob.box.drop("bob", f"TO: alice\nKIND: {kind}\nRE: {asked}\n\n{body}")
-    assert bob.stop() is None
-    os.remove(bob.box.path("agents", "bob", "outbox", f"{name}.msg"))
+    for end in ("\n", "\r\n"):
+        text = f"TO: alice\nKIND: {kind}\nRE: {asked}\n\n".replace("\n", end)
+        name = bob.box.drop("bob", text + body)
+        assert bob.stop() is None
+        os.remove(bob.box.path("agents", "bob", "outbox", f"{name}.msg"))
     bob.box.drop("bob", f"TO: alice\nKIND: ack\nRE: {asked}\n\nin_progress")
     assert asked in (bob.stop() or "")
 
