@@ -11,106 +11,75 @@ from relay.base.outcomes import WAITS, Wait, parse_wait
 
 MAX_WAIT_S = 100  # clients give a call up after a time of their own, often 120 s
 MAX_LISTED = 50
-ANSWERS = ("received", "in_progress", "completed", "refused")
-KINDS = ("message", "command", "query", "response")  # what agents send each other
+ANSWERS = ["received", "in_progress", "completed", "refused"]
+KINDS = ["message", "command", "query", "response"]  # what agents send each other
+Schema = dict[str, Any]
+_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "string": (str, "a string"),
+    "integer": (int, "an integer"),
+    "number": ((int, float), "a number"),
+    "boolean": (bool, "true or false"),
+    "array": (list, "a list of strings"),
+}
+_TEXT: Schema = {"type": "string"}
+_LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 10}
 
 
 class BadArguments(ValueError):
     """The arguments of a call are not valid; the text is one line for the agent."""
 
 
-class Parameter(NamedTuple):
-    """One parameter of a tool."""
-
-    type: str  # of JSON: string, integer, number, boolean; array: of strings
-    text: str = ""
-    default: object = None
-    least: int | None = None
-    most: int | None = None
-    choices: tuple[str, ...] = ()
-    is_required: bool = False
-
-    def schema(self) -> dict[str, object]:
-        """Return its JSON schema."""
-        found: dict[str, object] = {"type": self.type}
-        if self.type == "array":
-            found["items"] = {"type": "string"}
-        if self.text:
-            found["description"] = self.text
-        if self.choices:
-            found["enum"] = list(self.choices)
-        if self.least is not None:
-            found["minimum"] = self.least
-        if self.most is not None:
-            found["maximum"] = self.most
-        if self.default is not None:
-            found["default"] = self.default
-        return found
-
-    def check(self, name: str, value: object) -> object:
-        """Return the value. Errors: BadArguments."""
-        types = {
-            "string": str,
-            "integer": int,
-            "number": (int, float),
-            "boolean": bool,
-            "array": list,
-        }
-        is_fit = isinstance(value, types[self.type])  # type: ignore[arg-type]
-        if isinstance(value, list):
-            is_fit = is_fit and all(isinstance(item, str) for item in value)
-        if not is_fit or (isinstance(value, bool) and self.type != "boolean"):
-            raise BadArguments(f"{name}: expected {_A[self.type]}, got {_short(value)}")
-        if self.choices and value not in self.choices:
-            raise BadArguments(f"{name}: expected {', '.join(self.choices)}, got {_short(value)}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if self.least is not None and not value >= self.least:
-                raise BadArguments(f"{name}: expected {self.least} or more, got {value}")
-            if self.most is not None and not value <= self.most:
-                raise BadArguments(f"{name}: expected {self.most} or less, got {value}")
-        return value
-
-
-_A = {
-    "string": "a string",
-    "integer": "an integer",
-    "number": "a number",
-    "boolean": "true or false",
-    "array": "a list of strings",
-}
-_ID = Parameter("string", is_required=True)
-_WAIT = Parameter("number", least=0, most=MAX_WAIT_S)
+def _flag(default: bool, **more: object) -> Schema:
+    return {"type": "boolean", "default": default, **more}
 
 
 class Tool(NamedTuple):
-    """One tool: what the agent is told of it, and its parameters by name."""
+    """One tool: what the agent is told of it, and the JSON schema of each parameter."""
 
     text: str
-    parameters: dict[str, Parameter]
+    parameters: dict[str, Schema]
+    required: tuple[str, ...] = ()
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Schema:
         """Return the JSON schema of its arguments."""
-        required = [name for name, parameter in self.parameters.items() if parameter.is_required]
-        found: dict[str, Any] = {
+        found: Schema = {
             "type": "object",
-            "properties": {name: parameter.schema() for name, parameter in self.parameters.items()},
+            "properties": self.parameters,
             "additionalProperties": False,
         }
-        return found | ({"required": required} if required else {})
+        return found | ({"required": list(self.required)} if self.required else {})
 
     def check(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with defaults. Errors: BadArguments."""
-        values = {name: parameter.default for name, parameter in self.parameters.items()}
+        values = {name: wanted.get("default") for name, wanted in self.parameters.items()}
         for name, value in given.items():
             if name not in self.parameters:
                 known = ", ".join(self.parameters)
                 raise BadArguments(f"{_short(name)} is not a parameter; there are {known}")
             if value is not None:
-                values[name] = self.parameters[name].check(name, value)
-        for name, parameter in self.parameters.items():
-            if parameter.is_required and values[name] is None:
-                raise BadArguments(f"{name} is missing: expected {_A[parameter.type]}")
+                _check_value(name, self.parameters[name], value)
+                values[name] = value
+        for name in self.required:
+            if values[name] is None:
+                word = _TYPES[self.parameters[name]["type"]][1]
+                raise BadArguments(f"{name} is missing: expected {word}")
         return values
+
+
+def _check_value(name: str, wanted: Schema, value: Any) -> None:
+    """Errors: BadArguments."""
+    types, word = _TYPES[wanted["type"]]
+    is_fit = isinstance(value, types)
+    if isinstance(value, list):
+        is_fit = is_fit and all(isinstance(item, str) for item in value)
+    if not is_fit or (isinstance(value, bool) and types is not bool):
+        raise BadArguments(f"{name}: expected {word}, got {_short(value)}")
+    if "enum" in wanted and value not in wanted["enum"]:
+        raise BadArguments(f"{name}: expected {', '.join(wanted['enum'])}, got {_short(value)}")
+    if "minimum" in wanted and not value >= wanted["minimum"]:
+        raise BadArguments(f"{name}: expected {wanted['minimum']} or more, got {value}")
+    if "maximum" in wanted and not value <= wanted["maximum"]:
+        raise BadArguments(f"{name}: expected {wanted['maximum']} or less, got {value}")
 
 
 TOOLS = {
@@ -118,55 +87,76 @@ TOOLS = {
         "Send a message to an agent. Returns its id and what became of it; with wait=answer the "
         "answer, if it comes in time. Commands and queries are owed an answer.",
         {
-            "to": Parameter("string", "agent, #channel, or * for all", is_required=True),
-            "body": Parameter("string", is_required=True),
-            "kind": Parameter("string", default="message", choices=KINDS),
-            "re": Parameter("string", "id of the message this is about"),
-            "thread": Parameter("string"),
-            "priority": Parameter("integer", "0 is most urgent", 2, 0, 4),
-            "ttl_s": Parameter("number", "not delivered after; once delivered it stays", least=1),
-            "files": Parameter("array", "paths of files to send with it", ()),
-            "wait": Parameter("string", f"{', '.join(WAITS)}, or one with a time: read=10s"),
+            "to": _TEXT | {"description": "agent, #channel, or * for all"},
+            "body": _TEXT,
+            "kind": _TEXT | {"enum": KINDS, "default": "message"},
+            "re": _TEXT | {"description": "id of the message this is about"},
+            "thread": _TEXT,
+            "priority": {
+                "type": "integer",
+                "description": "0 is most urgent",
+                "minimum": 0,
+                "maximum": 4,
+                "default": 2,
+            },
+            "ttl_s": {
+                "type": "number",
+                "description": "not delivered after; once delivered it stays",
+                "minimum": 1,
+            },
+            "files": {
+                "type": "array",
+                "items": _TEXT,
+                "description": "paths of files to send with it",
+                "default": [],
+            },
+            "wait": _TEXT | {"description": f"{', '.join(WAITS)}, or one with a time: read=10s"},
         },
+        ("to", "body"),
     ),
     "inbox": Tool(
         "Messages for you. Taken ones count as read once you make another call; until then they "
         "are kept, and shown again if you never saw them. Bodies above 8 KiB, and files, come as "
         "paths.",
         {
-            "take": Parameter("boolean", "false only lists them", default=True),
-            "limit": Parameter("integer", "", 10, 1, MAX_LISTED),
-            "wait_s": _WAIT._replace(text="if there are none", default=0),
-            "thread": Parameter("string"),
+            "take": _flag(True, description="false only lists them"),
+            "limit": _LIMIT,
+            "wait_s": {
+                "type": "number",
+                "description": "if there are none",
+                "minimum": 0,
+                "maximum": MAX_WAIT_S,
+                "default": 0,
+            },
+            "thread": _TEXT,
         },
     ),
     "answer": Tool(
         "Answer a message: received, in_progress, completed, or refused with the reason as body. "
         "The body of a completed query is the response.",
         {
-            "id": _ID,
-            "status": Parameter("string", choices=ANSWERS, is_required=True),
-            "body": Parameter("string", default=""),
+            "id": _TEXT,
+            "status": _TEXT | {"enum": ANSWERS},
+            "body": _TEXT | {"default": ""},
         },
+        ("id", "status"),
     ),
     "channel": Tool(
         "Join a channel that exists, or leave it.",
-        {
-            "name": Parameter("string", is_required=True),
-            "leave": Parameter("boolean", default=False),
-        },
+        {"name": _TEXT, "leave": _flag(False)},
+        ("name",),
     ),
-    "trace": Tool("The steps of a message with times, and what is still owed.", {"id": _ID}),
+    "trace": Tool(
+        "The steps of a message with times, and what is still owed.", {"id": _TEXT}, ("id",)
+    ),
     "agents": Tool(
         "Agents with their state, unread messages, and the number of answers they owe.",
-        {"owing": Parameter("boolean", "only those that owe answers", default=False)},
+        {"owing": _flag(False, description="only those that owe answers")},
     ),
     "search": Tool(
         "Find messages by words and keys: from: to: thread: kind: is:unread is:owed after:2h.",
-        {
-            "query": Parameter("string", is_required=True),
-            "limit": Parameter("integer", "", 10, 1, MAX_LISTED),
-        },
+        {"query": _TEXT, "limit": _LIMIT},
+        ("query",),
     ),
 }
 
