@@ -329,15 +329,14 @@ def exceeds_limits(file: StoreFile) -> bool:
     """True when ``limit_faults`` would find a fault in the bytes of these values."""
     messages = (*file.messages, *file.dead_letters, *file.archive)
     most = MAX_CONTENT_BYTES + (ENCRYPTION_BYTES if file.encrypted else 0)
-    topics = {message.topic for message in messages} - {None}
-    return (
+    senders = {("", message.sender) for message in messages}
+    topics = {("", message.topic) for message in messages}
+    return bool(
         any(_of_channel(channel) for channel in file.channels)
         or any(_of_subscription(subscription) for subscription in file.subscriptions)
         or max((len(message.content) for message in messages), default=0) > most
-        or any(
-            _is_longer(name, MAX_NAME_BYTES) for name in {message.sender for message in messages}
-        )
-        or any(_is_longer(topic or "", MAX_TOPIC_BYTES) for topic in topics)
+        or _long(MAX_NAME_BYTES, *senders)
+        or _long(MAX_TOPIC_BYTES, *topics)
     )
 
 
@@ -371,18 +370,20 @@ def _walk(
 
 def _of_message(message: Message, most: int) -> list[Problem]:
     what = f"of message {message.id}"
-    found = _names((f"sender {what}", message.sender))
+    found = _long(MAX_NAME_BYTES, (f"sender {what}", message.sender))
     if len(message.content) > most:
         size = f"{len(message.content)} bytes"
         found.append((f"content {what} of at most {most} bytes", size))
-    return found + _topic(f"topic {what}", message.topic)
+    return found + _long(MAX_TOPIC_BYTES, (f"topic {what}", message.topic))
 
 
 def _of_channel(channel: Channel) -> list[Problem]:
     what = f"of channel {channel.id}"
-    found = _names((f"name {what}", channel.name), (f"owner {what}", channel.owner))
-    found += _names(
-        *((f"participant {what}", participant.id) for participant in channel.participants)
+    found = _long(
+        MAX_NAME_BYTES,
+        (f"name {what}", channel.name),
+        (f"owner {what}", channel.owner),
+        *((f"participant {what}", participant.id) for participant in channel.participants),
     )
     owners = sum(participant.role is ParticipantRole.OWNER for participant in channel.participants)
     if channel.channel_type is ChannelType.BROADCAST and not owners:
@@ -392,27 +393,17 @@ def _of_channel(channel: Channel) -> list[Problem]:
 
 def _of_subscription(subscription: Subscription) -> list[Problem]:
     what = f"of subscription {subscription.id}"
-    found = _names((f"subscriber {what}", subscription.subscriber))
-    return found + _topic(f"topic_pattern {what}", subscription.topic_pattern)
+    found = _long(MAX_NAME_BYTES, (f"subscriber {what}", subscription.subscriber))
+    return found + _long(MAX_TOPIC_BYTES, (f"topic_pattern {what}", subscription.topic_pattern))
 
 
-def _names(*named: tuple[str, str]) -> list[Problem]:
+def _long(most: int, *named: tuple[str, str | None]) -> list[Problem]:
+    """The texts of more than ``most`` bytes; for most texts the number of characters decides."""
     return [
-        (f"{what} of at most {MAX_NAME_BYTES} bytes", f"{len(name.encode())} bytes")
-        for what, name in named
-        if _is_longer(name, MAX_NAME_BYTES)
+        (f"{what} of at most {most} bytes", f"{len(text.encode())} bytes")
+        for what, text in named
+        if text is not None and 4 * len(text) > most and len(text.encode()) > most
     ]
-
-
-def _topic(what: str, topic: str | None) -> list[Problem]:
-    if topic is None or not _is_longer(topic, MAX_TOPIC_BYTES):
-        return []
-    return [(f"{what} of at most {MAX_TOPIC_BYTES} bytes", f"{len(topic.encode())} bytes")]
-
-
-def _is_longer(text: str, most: int) -> bool:
-    """True for a text of more bytes; for most texts the number of characters decides."""
-    return 4 * len(text) > most and len(text.encode()) > most
 
 
 # A message without a body has its KIND's word as content; the signature is of the body.

@@ -16,23 +16,38 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable
 
 from relay.base import fsio
 from relay.base.errors import FormatError, JournalError, ObjectConflict, ObjectError, ObjectMissing
 from relay.journal import warm
 from relay.journal.catalog import Residency, SegmentEntry
-from relay.journal.files import FETCHED, TEMP, NewFile, SegmentCheck, pieces, remove, size_of
+from relay.journal.files import (
+    FETCHED,
+    TEMP,
+    NewFile,
+    SegmentCheck,
+    crc_of,
+    numbered_files,
+    pieces,
+    remove,
+    size_of,
+)
 from relay.journal.format import Footer, crc64
 from relay.journal.manifest import Manifest
 from relay.journal.manifest_format import MAX_ETAG_BYTES, Field, ManifestType, Reason
 from relay.journal.objects import ObjectFacts, ObjectStore
-from relay.journal.segment import WARM, FileSource, read_records, segment_path, warm_name, warm_path
+from relay.journal.segment import (
+    SEGMENT_SUFFIX,
+    WARM,
+    WARM_SUFFIX,
+    FileSource,
+    read_records,
+    segment_path,
+    warm_name,
+    warm_path,
+)
 from relay.journal.warm import WarmSegment, dictionary_name, dictionary_of
-
-_SEGMENT_FILE = re.compile(r"(0[0-9]{19})\.seg")
-_WARM_FILE = re.compile(r"(0[0-9]{19})\.seg\.zst")
 
 
 class LocalCopies:
@@ -142,18 +157,18 @@ class LocalCopies:
         """
         entries = {entry.segment_id: entry for entry in self.manifest.entries()}
         oldest = min(entries, default=0)
-        for folder, pattern, tier in (
-            (os.path.dirname(segment_path(self.stream_dir, 0)), _SEGMENT_FILE, Residency.TIER0),
-            (self.folder, _WARM_FILE, Residency.TIER1),
+        for path_of, suffix, tier in (
+            (segment_path, SEGMENT_SUFFIX, Residency.TIER0),
+            (warm_path, WARM_SUFFIX, Residency.TIER1),
         ):
-            for name in sorted(os.listdir(folder)):
-                path = os.path.join(folder, name)
+            folder = os.path.dirname(path_of(self.stream_dir, 0))
+            for name in os.listdir(folder):
                 if name.endswith((TEMP, FETCHED)):  # left by a process that ended
-                    remove(path)
-                    continue
-                match = pattern.fullmatch(name)
-                entry = entries.get(int(match[1])) if match else None
-                if match and entry is None and int(match[1]) < oldest:
+                    remove(os.path.join(folder, name))
+            for number in numbered_files(folder, suffix):
+                path = path_of(self.stream_dir, number)
+                entry = entries.get(number)
+                if entry is None and number < oldest:
                     remove(path)
                 elif entry is not None and entry.sealed and not entry.residency & tier:
                     self._adopt(entry, tier, path)
@@ -245,7 +260,7 @@ class RemoteCopies:
         key = self.key(entry)
         facts = self.objects.head(key)
         if facts is None:
-            raise self._missing(key)
+            raise ObjectMissing(f"{self.objects.url}/{key}: no such object", Reason.MISSING)
         expected = {SEGMENT_CRC: f"{entry.segment_crc64:016x}", "etag": entry.etag}
         found = {SEGMENT_CRC: facts.metadata.get(SEGMENT_CRC), "etag": _etag(facts)}
         if expected != found:
@@ -297,10 +312,8 @@ class RemoteCopies:
 
     def _put(self, key: str, path: str, metadata: dict[str, str]) -> str:
         """Upload a file unless it exists; the ETag. Errors: ObjectConflict for other content."""
-        size, crc = size_of(path) or 0, 0
-        for piece in pieces(path):
-            crc = crc64(piece, crc)
-        metadata = metadata | {CRC: f"{crc:016x}"}
+        size = size_of(path) or 0
+        metadata = metadata | {CRC: f"{crc_of(path):016x}"}
         facts = self.objects.head(key)
         if facts is None:
             try:
@@ -334,9 +347,6 @@ class RemoteCopies:
             if found != expected:
                 raise self._wrong(key, expected, found)
             file.commit()
-
-    def _missing(self, key: str) -> ObjectError:
-        return ObjectMissing(f"{self.objects.url}/{key}: no such object", Reason.MISSING)
 
     def _wrong(self, key: str, expected: object, found: object) -> ObjectError:
         text = f"{self.objects.url}/{key}: expected {_text(expected)}, found {_text(found)}"

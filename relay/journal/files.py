@@ -165,6 +165,14 @@ def pieces(path: str, size: int = PIECE_BYTES) -> Iterator[bytes]:
         os.close(fd)
 
 
+def crc_of(path: str) -> int:
+    """The crc64 of a file's bytes."""
+    crc = 0
+    for piece in pieces(path):
+        crc = crc64(piece, crc)
+    return crc
+
+
 def size_of(path: str) -> int | None:
     """The size of the file; None if it does not exist."""
     try:

@@ -32,6 +32,7 @@ from relay.journal.catalog import (
     snapshot_path,
     write_snapshot,
 )
+from relay.journal.files import remove
 from relay.journal.format import crc64
 from relay.journal.manifest_format import (
     CHUNK_CAPACITY,
@@ -366,30 +367,14 @@ def _last_set_aside(stream_dir: str) -> int:
     return max([int(digits) for digits in aside if _DIGITS.fullmatch(digits)], default=-1)
 
 
-def _good_snapshots(stream_dir: str) -> list[CatalogSnapshot]:
-    """The newest good snapshots, _KEEP_SNAPSHOTS at most."""
-    good: list[CatalogSnapshot] = []
-    for snapshot_id in reversed(snapshot_ids(stream_dir)):
-        with contextlib.suppress(FormatError):
-            good.append(read_snapshot(stream_dir, snapshot_id))
-        if len(good) == _KEEP_SNAPSHOTS:
-            break
-    return good
-
-
 def _drop_snapshots(stream_dir: str) -> None:
-    """Remove the snapshots older than the newest good ones."""
-    good = _good_snapshots(stream_dir)
-    if len(good) < _KEEP_SNAPSHOTS:
-        return
-    for snapshot_id in snapshot_ids(stream_dir):
-        if snapshot_id < good[-1].snapshot_id:
-            _remove(snapshot_path(stream_dir, snapshot_id))
-
-
-def _remove(path: str) -> None:
-    folder = fsio.open_dir(os.path.dirname(path))
-    try:
-        fsio.remove(os.path.basename(path), folder)
-    finally:
-        os.close(folder)
+    """Remove the snapshots older than the _KEEP_SNAPSHOTS newest good ones."""
+    ids = snapshot_ids(stream_dir)
+    good = 0
+    for snapshot_id in reversed(ids):
+        if good == _KEEP_SNAPSHOTS:
+            remove(snapshot_path(stream_dir, snapshot_id))
+            continue
+        with contextlib.suppress(FormatError):
+            read_snapshot(stream_dir, snapshot_id)
+            good += 1

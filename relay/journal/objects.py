@@ -14,14 +14,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from relay.base import fsio
 from relay.base.errors import ObjectConflict, ObjectError, ObjectMissing, RelayError
-from relay.journal.files import PIECE_BYTES, NewFile, pieces, remove, size_of
+from relay.journal.files import PIECE_BYTES, NewFile, crc_of, pieces, remove, size_of
 from relay.journal.format import crc64
 from relay.journal.manifest_format import Reason
 
@@ -102,7 +102,9 @@ class DirectoryObjects:
                     file.write(piece)
                     sent = crc64(piece, sent)
                 file.sync()
-                self._expect(_crc_of(file.temp), sent, target)
+                if (found := crc_of(file.temp)) != sent:
+                    text = f"{target}: wrote crc64 {sent:016x}, read back {found:016x}"
+                    raise ObjectError(text, Reason.TRANSIENT)
                 etag = f"{sent:016x}"
                 meta = json.dumps({"etag": etag, "metadata": metadata}, sort_keys=True)
                 fsio.write_atomic(target + _META, meta.encode())
@@ -150,35 +152,18 @@ class DirectoryObjects:
                 fsio.ensure_dir(folder)
                 fsio.sync_dir(above)
 
-    def _expect(self, found: int, sent: int, target: str) -> None:
-        if found != sent:
-            raise ObjectError(
-                f"{target}: wrote crc64 {sent:016x}, read back {found:016x}", Reason.TRANSIENT
-            )
-
-    def _failing(self, key: str) -> AbstractContextManager[None]:
-        return _failing(self.url, key)
-
-
-@contextmanager
-def _failing(root: str, key: str) -> Iterator[None]:
-    """Translate OSError into ObjectError with its reason."""
-    if not os.path.isdir(root):
-        hint = "mount it, or create the directory"
-        raise ObjectError(f"{root}: no such directory", Reason.UNAVAILABLE, hint=hint)
-    try:
-        yield
-    except OSError as exc:
-        denied = exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        reason = Reason.AUTHENTICATION if denied else Reason.TRANSIENT
-        raise ObjectError(f"{root}/{key}: {exc.strerror or exc}", reason) from exc
-
-
-def _crc_of(path: str) -> int:
-    crc = 0
-    for piece in pieces(path):
-        crc = crc64(piece, crc)
-    return crc
+    @contextmanager
+    def _failing(self, key: str) -> Iterator[None]:
+        """Translate OSError into ObjectError with its reason."""
+        if not os.path.isdir(self.url):
+            hint = "mount it, or create the directory"
+            raise ObjectError(f"{self.url}: no such directory", Reason.UNAVAILABLE, hint=hint)
+        try:
+            yield
+        except OSError as exc:
+            denied = exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            reason = Reason.AUTHENTICATION if denied else Reason.TRANSIENT
+            raise ObjectError(f"{self.url}/{key}: {exc.strerror or exc}", reason) from exc
 
 
 class S3Objects:

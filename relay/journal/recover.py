@@ -60,6 +60,7 @@ from relay.journal.segment import (
     UNSYNCED,
     ActiveSegment,
     Stream,
+    is_footer,
     opened_record,
     rewrite,
     seal_record,
@@ -155,11 +156,10 @@ def is_zero(fd: int, at: int) -> bool:
 
 def _footer(rest: bytes, found: Walk) -> Footer | None:
     """The footer of these records, whatever its checksum."""
-    if len(rest) < FOOTER.size:
+    if not is_footer(rest, found.position):
         return None
     footer = Footer(*FOOTER.unpack_from(rest))
-    fits = footer.durable_bytes == found.position and footer.record_count == found.records
-    return footer if fits and footer.flags & SegmentFlag.SEALED else None
+    return footer if footer.record_count == found.records else None
 
 
 def set_aside_torn(fd: int, path: str, position: int) -> str:

@@ -41,6 +41,7 @@ from relay.journal.manifest_format import Field, ManifestRecord, ManifestType
 from relay.journal.manifest_reader import read_manifest
 
 SEGMENTS = "segments"
+SEGMENT_SUFFIX = ".seg"
 WARM = "warm"
 WARM_SUFFIX = ".seg.zst"
 UNSYNCED = ".unsynced"  # suffix: a file with the position from which bytes are uncertain
@@ -53,7 +54,7 @@ OnGap = Callable[[int, int, IntegrityError], object]  # from, to (logical offset
 
 def segment_path(stream_dir: str, segment_id: int) -> str:
     """The path of a segment in Tier 0."""
-    return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}.seg")
+    return os.path.join(stream_dir, SEGMENTS, f"{segment_id:020d}{SEGMENT_SUFFIX}")
 
 
 def warm_name(segment_id: int) -> str:
@@ -68,7 +69,7 @@ def warm_path(stream_dir: str, segment_id: int) -> str:
 
 def segment_ids(stream_dir: str) -> list[int]:
     """The ids of the segments in Tier 0, ascending; from the directory listing alone."""
-    return numbered_files(os.path.join(stream_dir, SEGMENTS), ".seg")
+    return numbered_files(os.path.join(stream_dir, SEGMENTS), SEGMENT_SUFFIX)
 
 
 class SegmentSource(Protocol):
