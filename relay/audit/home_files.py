@@ -129,7 +129,7 @@ def _segment_units(stream: str, below: str, objects: str) -> dict[int, list[File
     """The files and objects of each segment; none where the catalog, a unit itself, is damaged."""
     found: dict[int, list[FileUnit]] = defaultdict(list)
     with contextlib.suppress(RelayError, OSError):
-        for number, first, entry in segment_files(stream):
+        for number, (first, entry) in segment_files(stream).items():
             for path in dict.fromkeys((first, warm_path(stream, number))):
                 if path and os.path.exists(path):
                     shown = os.path.join(below, os.path.relpath(path, stream))

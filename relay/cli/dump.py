@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import click
@@ -27,7 +27,7 @@ from relay.journal.check import ChunkInspector, SegmentInspector
 from relay.journal.format import Record
 from relay.journal.manifest_format import REASONS, ManifestRecord
 from relay.journal.manifest_reader import chunk_indexes, chunk_path
-from relay.journal.segment import SegmentFile, segment_files
+from relay.journal.segment import segment_files
 from relay.ledger.archive_pack import members
 from relay.ledger.file import open_snapshot
 
@@ -69,7 +69,7 @@ def dump(path: str, section: str | None, key_file: str | None, as_json: bool) ->
     readers: dict[str, Callable[[], Lines]] = {
         kinds.STORE: lambda: _store(path, section, key_file, as_json),
         kinds.STREAM: lambda: _segments(segment_files(path), as_json, faults),
-        kinds.SEGMENT: lambda: _segments([SegmentFile(_id_of(path), path, None)], as_json, faults),
+        kinds.SEGMENT: lambda: _segments({_id_of(path): (path, None)}, as_json, faults),
         kinds.MANIFEST: lambda: _manifest(_chunks(path), as_json, faults),
         kinds.CHUNK: lambda: _manifest([path], as_json, faults),
         kinds.SNAPSHOT: lambda: _snapshot(path, as_json),
@@ -140,21 +140,23 @@ def _pack(path: str, as_json: bool) -> Lines:
 # -- journals ----------------------------------------------------------------------------------
 
 
-def _segments(files: list[SegmentFile], as_json: bool, faults: list[str]) -> Lines:
+def _segments(
+    files: Mapping[int, tuple[str, SegmentEntry | None]], as_json: bool, faults: list[str]
+) -> Lines:
     """The good records of segments; problems are added to ``faults``."""
     if not as_json:
         yield _RECORD.format("offset", "at", "flags", "bytes", "payload")
-    for file in files:
-        if not file.path:
-            faults.append(f"segment {file.segment_id}: no copy on this machine")
+    for number, (path, entry) in files.items():
+        if not path:
+            faults.append(f"segment {number}: no copy on this machine")
             continue
         try:
-            with contextlib.closing(SegmentInspector(file.path, file.entry)) as inspector:
+            with contextlib.closing(SegmentInspector(path, entry)) as inspector:
                 for record in inspector.records():
                     yield json_line(_record_row(record)) if as_json else _record_text(record)
                 faults += findings_json(inspector.findings)["problems"]
         except (FormatError, OSError) as exc:
-            faults.append(Finding.of_error("journal", exc, file.path).text)
+            faults.append(Finding.of_error("journal", exc, path).text)
 
 
 def _chunks(folder: str) -> list[str]:

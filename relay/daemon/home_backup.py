@@ -376,7 +376,7 @@ def _segments(home: Home) -> list[object]:
 def _file_filter(store: Engine, projection: Projection, ledger: str) -> Callable[[str], bool]:
     """A predicate for archive files: true if the copy knows the message."""
     rows: set[str] = set(projection.rows)
-    rows |= {event.origin.path.rpartition("/")[2] for event, _ in projection.rejections}
+    rows |= {str(name) for _, name, *_ in projection.rejections}
     if os.path.exists(ledger):
         with contextlib.closing(ledger_file.connect_readonly(ledger)) as db:
             rows |= {row[0] for row in db.execute("SELECT message_id FROM messages")}

@@ -52,7 +52,7 @@ class Projection:
         self.relay_ids: dict[int, str] = {}  # of the messages accepted in all pieces
         self.rows: dict[str, FileFacts] = {}  # by message id
         self.failures: list[tuple[str, Refusal, int]] = []  # message id, why, when (Unix ns)
-        self.rejections: list[tuple[events.FileRefused, int]] = []  # of no row; when, Unix ns
+        self.rejections: list[tuple[object, ...]] = []  # of files without a row, as the table
         self.discarded: list[tuple[str, int]] = []  # message id of a dead letter, when
         self._dead: dict[int, list[DeliveryFacts]] = {}  # message -> those given up in this piece
         self.late_reads: list[DeliveryFacts] = []  # of messages that the store no longer has
@@ -134,7 +134,7 @@ class Projection:
             (ledger.agents.add_references, self.references),
             (offers.change, self.offers),
             (offers.add_rings, self.rings),
-            (lambda refused: _reject(ledger, refused), self.rejections),
+            (ledger.add_rejections, self.rejections),
         )
         skipped = [*self.skipped]
         for write, facts in rows:
@@ -252,7 +252,11 @@ class Projection:
 
     def _on_refused(self, event: events.FileRefused) -> None:
         if not event.has_row:
-            self.rejections.append((event, self._at_ns))
+            file, name = event.origin, event.origin.path.rpartition("/")[2]
+            facts = (file.agent, name, file.inode or 0, file.mtime_ns)
+            self.rejections.append(
+                (*facts, event.reason, event.answer_id, self._at_ns, event.code or None)
+            )
             return
         message_id = event.message_id
         if not self._has_claims:
@@ -354,15 +358,6 @@ def _read_at(facts: DeliveryFacts, at: int) -> int:
 def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:
     for message_id, refusal, at in failures:
         ledger.fail([(message_id, refusal)], at)
-
-
-def _reject(ledger: Ledger, refused: Iterable[tuple[events.FileRefused, int]]) -> None:
-    for event, at in refused:
-        file, name = event.origin, event.origin.path.rpartition("/")[2]
-        refusal = Refusal(event.code, event.reason)
-        ledger.add_rejection(
-            file.agent, name, file.inode or 0, file.mtime_ns, refusal, event.answer_id, at
-        )
 
 
 def _seconds_of(event: Event) -> int:

@@ -182,7 +182,7 @@ def _end_of(folder: str, entries: list[SegmentEntry], findings: list[Finding]) -
 
     In the newest segment a reader cannot tell damage from a torn tail.
     """
-    newest = [file.path for file in segment_files(folder)[-1:] if file.path]
+    newest = [path for path, _ in list(segment_files(folder).values())[-1:] if path]
     damaged = [finding.where for finding in findings if finding.advice != journal_check.TORN]
     if any(where.startswith(path) for path in newest for where in damaged):
         return None

@@ -294,10 +294,10 @@ def check(path: str) -> Iterator[Finding]:
         return
     yield from check_manifest(path)
     with contextlib.suppress(RelayError, OSError):  # the check of the manifest reports it
-        for file in segment_files(path):
-            for copy in dict.fromkeys((file.path, warm_path(path, file.segment_id))):
+        for number, (found, entry) in segment_files(path).items():
+            for copy in dict.fromkeys((found, warm_path(path, number))):
                 if copy and os.path.exists(copy):
-                    yield from check_segment(copy, file.entry)
+                    yield from check_segment(copy, entry)
 
 
 def check_manifest(stream_dir: str) -> list[Finding]:
@@ -368,13 +368,12 @@ def _check_snapshots(stream_dir: str) -> Iterator[Finding]:
 def _check_entries(stream_dir: str) -> Iterator[Finding]:
     """Compare files and entries, and check that the offsets are contiguous."""
     behind: int | None = None  # expected base offset of the next segment
-    for file in segment_files(stream_dir):
-        entry = file.entry
+    for number, (path, entry) in segment_files(stream_dir).items():
         if entry is None:
-            yield _warning(file.path, "this segment is not in the manifest")
+            yield _warning(path, "this segment is not in the manifest")
             continue
         if behind is not None and entry.base_offset != behind:
-            where = f"{stream_dir}: segment {file.segment_id}"
+            where = f"{stream_dir}: segment {number}"
             expected = f"base_offset {behind}"
             yield Finding(WHAT, where, str(entry.base_offset), REPAIRED_BY, expected=expected)
         behind = entry.end_offset if entry.sealed else None

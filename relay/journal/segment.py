@@ -380,21 +380,17 @@ def read_sealed(
         source.close()
 
 
-class SegmentFile(NamedTuple):
-    """One segment of a stream; ``path`` is empty without a local copy."""
+def segment_files(stream_dir: str) -> dict[int, tuple[str, SegmentEntry | None]]:
+    """All segments with a file or an entry, by id: the path of the local copy and the entry.
 
-    segment_id: int
-    path: str
-    entry: SegmentEntry | None  # None: it is not in the manifest
-
-
-def segment_files(stream_dir: str) -> list[SegmentFile]:
-    """All segments with a file or an entry, by id; the file of Tier 0 before that of Tier 1."""
+    The file of Tier 0 comes before that of Tier 1; no path: no local copy; no entry: the manifest
+    has none.
+    """
     warm_ids = numbered_files(os.path.join(stream_dir, WARM), WARM_SUFFIX)
     found = {number: warm_path(stream_dir, number) for number in warm_ids}
     found |= {number: segment_path(stream_dir, number) for number in segment_ids(stream_dir)}
     entries = read_manifest(stream_dir, lambda line: None).catalog.entries
-    return [
-        SegmentFile(number, found.get(number, ""), entries.get(number))
+    return {
+        number: (found.get(number, ""), entries.get(number))
         for number in sorted(found.keys() | entries.keys())
-    ]
+    }

@@ -353,7 +353,12 @@ def temporary_copy(source: str, target: str) -> Iterator[tuple[str, LedgerConten
     """
     temp = target + ".tmp"
     fsio.fault("create", temp)
-    with _locked_copy(temp) as held:
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(fsio.locked(temp))
+        except BlockingIOError as exc:
+            hint = "wait for it to end"
+            raise LedgerBusy(f"{temp}: being written by another process", hint=hint) from exc
         try:
             os.ftruncate(held, 0)
             remove(temp, *LEFTOVERS)
@@ -365,18 +370,6 @@ def temporary_copy(source: str, target: str) -> Iterator[tuple[str, LedgerConten
         finally:
             if os.path.exists(temp) and os.fstat(held).st_ino == os.stat(temp).st_ino:
                 remove(temp, "", *LEFTOVERS)
-
-
-@contextlib.contextmanager
-def _locked_copy(temp: str) -> Iterator[int]:
-    """Lock the unfinished copy, so that no second one is written under its name."""
-    with contextlib.ExitStack() as stack:
-        try:
-            held = stack.enter_context(fsio.locked(temp))
-        except BlockingIOError as exc:
-            hint = "wait for it to end"
-            raise LedgerBusy(f"{temp}: being written by another process", hint=hint) from exc
-        yield held
 
 
 def _copy(source: str, temp: str) -> LedgerContent:

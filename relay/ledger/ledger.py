@@ -20,7 +20,6 @@ import msgspec
 
 from relay.base.errors import LedgerDamaged, LedgerError, RowRefused
 from relay.base.incidents import Refusal
-from relay.base.names import shown
 from relay.ledger import file as ledger_file
 from relay.ledger.agents import AgentTable, ProcessTable
 from relay.ledger.deliveries import DeliveryTable, OfferTable
@@ -294,29 +293,11 @@ class Ledger:
 
     # -- rejections and state ----------------------------------------------------------
 
-    def add_rejection(
-        self,
-        agent: str,
-        file_name: str,
-        inode: int,
-        mtime_ns: int,
-        refusal: Refusal,
-        nack_id: str,
-        now_ns: int,
-    ) -> None:
-        """Record the rejection of a file that gets no row in ``messages``."""
-        self._db.execute(
-            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                agent,
-                shown(file_name),
-                inode,
-                mtime_ns,
-                refusal.reason,
-                nack_id,
-                now_ns,
-                refusal.code or None,
-            ),
+    def add_rejections(self, rows: Iterable[tuple[object, ...]]) -> None:
+        """Record files that get no row in ``messages``, in the order of the table's columns: agent,
+        name, inode, mtime (Unix ns), reason, id of the answer, Unix ns, code."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
         )
 
     def import_row(self, table: str, row: dict[str, object]) -> None:

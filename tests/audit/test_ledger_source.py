@@ -24,7 +24,7 @@ from relay.audit.sources.ledger_rows import read_rows, take_snapshot
 from relay.base.clock import Clock
 from relay.base.errors import LedgerError, RelayError, VersionError
 from relay.base.home import Home
-from relay.base.incidents import Refusal, RefusalCode
+from relay.base.incidents import RefusalCode
 from relay.daemon.ledger_backup import backup
 from relay.ledger.schema import schema_sql
 from tests.audit import ledger_writer
@@ -39,8 +39,8 @@ def snapshot(home: HomeBuilder, tmp_path: Path) -> str:
     home.sent("1-a", at_ns=START_NS + 1_999)
     home.seen("1-b")
     ledger = home.ledger
-    ledger.add_rejection(
-        "alice", "x.msg", 1, 2, Refusal(RefusalCode.ID_TAKEN, "its id is taken"), "1-nack", START_NS
+    ledger.add_rejections(
+        [("alice", "x.msg", 1, 2, "its id is taken", "1-nack", START_NS, RefusalCode.ID_TAKEN)]
     )
     ledger.agents.register("alice", START_NS, 4711)
     ledger.set_state("epoch", "3", START_NS)

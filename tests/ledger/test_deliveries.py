@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from relay.base.incidents import Refusal, RefusalCode
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
 from relay.ledger.ledger import Ledger
 from tests.ledger.support import NOW, Look, facts, message_id, put, record, stage, taken_by
@@ -258,28 +257,29 @@ def test_all_messages_has_the_columns_of_messages(ledger: Ledger, look: Look) ->
 # -- the rest ------------------------------------------------------------------------------
 
 
-BAD_NAME = Refusal(RefusalCode.BAD_NAME, "no name of a message")
-
-
 def test_a_refusal_without_a_row_is_kept_once(ledger: Ledger, look: Look) -> None:
     for _ in range(2):  # again after a crash
-        ledger.add_rejection("alice", "x.msg", 7, NOW, BAD_NAME, message_id(1), NOW + 1)
-    ledger.add_rejection(
-        "alice", "x.msg", 8, NOW, BAD_NAME._replace(reason="again"), message_id(2), NOW + 2
-    )
-    assert look.all("SELECT * FROM rejections ORDER BY at") == [
-        ("alice", "x.msg", 7, NOW, "no name of a message", message_id(1), NOW + 1, "bad_name"),
-        ("alice", "x.msg", 8, NOW, "again", message_id(2), NOW + 2, "bad_name"),
-    ]
+        first = (
+            "alice",
+            "x.msg",
+            7,
+            NOW,
+            "no name of a message",
+            message_id(1),
+            NOW + 1,
+            "bad_name",
+        )
+        ledger.add_rejections([first])
+    second = ("alice", "x.msg", 8, NOW, "again", message_id(2), NOW + 2, "bad_name")
+    ledger.add_rejections([first, second])
+    assert look.all("SELECT * FROM rejections ORDER BY at") == [first, second]
 
 
-def test_names_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
-    ledger.add_rejection("alice", "\udcff.msg", 7, NOW, BAD_NAME, message_id(1), NOW)
+def test_paths_that_are_no_text_are_kept_with_escapes(ledger: Ledger, look: Look) -> None:
     ledger.agents.add_security_event(
         "not_a_regular_file", "alice", "agents/alice/\udcfe", "why", NOW
     )
     ledger.agents.add_security_event("x", None, None, "why", NOW)
-    assert look.one("SELECT file_name FROM rejections") == "\\xff.msg"
     assert look.all("SELECT path FROM security_events") == [("agents/alice/\\xfe",), (None,)]
 
 
