@@ -157,10 +157,10 @@ def update(
     for path in (path for part in kept for path in part.sources):
         del fresh[path]
     groups += _groups(list(fresh.values()))
-    journal = snapshot.journal
-    streams = dict.fromkeys(journal.until, journal.objects)
-    settings = ReadSettings(streams, journal.key_file or None, True)
-    tasks = [PartTask(lake.url, ident, snapshot.home, settings, group, at_ns) for group in groups]
+    tasks = [
+        PartTask(lake.url, ident, snapshot.home, snapshot.journal.settings, group, at_ns)
+        for group in groups
+    ]
     ledger = _ledger(lake, ident, snapshot)
     facts = _facts(lake, ident, name, snapshot)
     parts = []

@@ -261,38 +261,33 @@ class Aof2Source(DataSource):  # type: ignore[misc]
             until = msgspec.json.decode(self.options.get("until", "{}"), type=dict[str, int])
         except msgspec.DecodeError as exc:
             raise RelayError(f"until: expected JSON of stream -> offset: {exc}") from exc
-        settings = settings_of(self.options, streams)
-        strict = not settings.permissive
-        plans = [
-            journal_files.plan(stream, end=until.get(stream), strict=strict) for stream in streams
-        ]
-        segments: list[Any] = [segment for plan in plans for segment in plan.segments]
-        damage = [damage for plan in plans for damage in plan.damage]
+        permissive, key_file = is_permissive(self.options), self.options.get("key_file", "")
+        if key_file:
+            crypto.load_key(key_file)  # so that an error comes now, and once
+        segments: list[JournalPart] = []
+        damage: list[JournalDamage] = []
+        for stream in streams:
+            plan = journal_files.plan(stream, end=until.get(stream), strict=not permissive)
+            home = os.path.dirname(os.path.dirname(stream))
+            objects = self.options.get("objects") or journal_files.home_settings(home).objects
+            settings = ReadSettings(objects, key_file, permissive)
+            segments += [(segment, settings) for segment in plan.segments]
+            damage += plan.damage
         parts = [*segments, damage] if damage else segments
-        return PartsReader(parts, partial(_read_journal, settings=settings, schema=schema))
+        return PartsReader(parts, partial(_read_journal, schema=schema))
 
 
-def _read_journal(
-    part: SegmentPart | list[JournalDamage], settings: ReadSettings, schema: StructType
-) -> Iterator[pa.RecordBatch]:
-    """The records of a segment, or what could not be read when the query was planned."""
-    if isinstance(part, SegmentPart):
-        yield from read_segment(part, in_arrow(schema), settings)
+# Of a segment, or what could not be read when the query was planned.
+JournalPart = tuple[SegmentPart, ReadSettings] | list[JournalDamage]
+
+
+def _read_journal(part: JournalPart, schema: StructType) -> Iterator[pa.RecordBatch]:
+    columns = in_arrow(schema)
+    if isinstance(part, list):
+        yield from gap_rows(part, columns)
     else:
-        yield from gap_rows(part, in_arrow(schema))
-
-
-def settings_of(options: Mapping[str, str], streams: Iterable[str]) -> ReadSettings:
-    """Make settings of the options. Errors: RelayError, KeyFileError, ConfigError."""
-    key_file = options.get("key_file")
-    if key_file:
-        crypto.load_key(key_file)  # so that an error comes now, and once
-    objects = {
-        stream: options.get("objects")
-        or journal_files.home_settings(os.path.dirname(os.path.dirname(stream))).objects
-        for stream in streams
-    }
-    return ReadSettings(objects, key_file, is_permissive(options))
+        segment, settings = part
+        yield from read_segment(segment, columns, settings)
 
 
 # -- relay_ledger ---------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def sources_of(snapshot: HomeSnapshot) -> Iterator[HomeSource]:
             unit = FileUnit("archive", path, shown)
             yield HomeSource("archive", shown, *_stamp(path), month, [unit])
     for stream, end in snapshot.journal.until.items():
-        yield from _of_stream(home, stream, end, snapshot.journal.objects)
+        yield from _of_stream(home, stream, end, snapshot.journal.settings.objects)
     folder = os.path.join(home, ATTACHMENTS)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         path, shown = os.path.join(folder, name), f"{ATTACHMENTS}/{name}"

@@ -240,8 +240,8 @@ def _journal(inputs: Inputs, code: str) -> DataFrame:
     names = [name for name in JOURNAL.names if "*" in code or _names(code, name)]
     journal = inputs.snapshot.journal
     options = {"until": json.dumps(journal.until)}
-    options |= {"objects": journal.objects} if journal.objects else {}
-    options |= {"key_file": journal.key_file} if journal.key_file else {}
+    named = {"objects": journal.settings.objects, "key_file": journal.settings.key_file}
+    options |= {name: value for name, value in named.items() if value}
     inputs.require_whole(*SOURCES["journal"])
     schema = subset(JOURNAL, names, "the journal")
     frame = _load(inputs, "aof2", schema, journal.until, options)

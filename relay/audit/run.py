@@ -247,8 +247,8 @@ def _require_comparable(folder: str | None, wanted: list[AuditJob]) -> None:
 
 def _external_folders(snapshot: HomeSnapshot) -> list[str]:
     """List folders that workers read beside the home: of the object store and of the key."""
-    journal = snapshot.journal
-    folders = [journal.objects, os.path.dirname(journal.key_file)]
+    settings = snapshot.journal.settings
+    folders = [settings.objects, os.path.dirname(settings.key_file)]
     return [folder for folder in folders if os.path.isdir(folder)]
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from relay.acomm import store_file
 from relay.acomm.store_file import encrypt
 from relay.audit.sources import journal_files
+from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.ledger_rows import LedgerSnapshot, take_snapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
@@ -55,8 +56,7 @@ class FrozenJournal(NamedTuple):
     """The journal up to its end at that time; later records are not read."""
 
     until: dict[str, int]  # stream -> logical offset; empty without a journal
-    objects: str = ""  # of Tier 2
-    key_file: str = ""  # where the store is encrypted
+    settings: ReadSettings = ReadSettings()
 
 
 class HomeSnapshot(NamedTuple):
@@ -139,7 +139,7 @@ def _freeze_journal(home: str) -> FrozenJournal:
     until = {}
     for stream in journal_files.find_streams([os.path.join(glob.escape(home), JOURNAL)]):
         until[stream] = journal_files.plan(stream, strict=False).end
-    return FrozenJournal(until, *journal_files.home_settings(home))
+    return FrozenJournal(until, journal_files.home_settings(home))
 
 
 def _take_store(home: str, folder: str, clock: Clock) -> list[str]:

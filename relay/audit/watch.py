@@ -38,7 +38,6 @@ from relay.audit.sources import journal_files
 from relay.audit.sources.acomm_messages import LAST_SECOND, MICROS
 from relay.audit.sources.journal_columns import relay_id_of
 from relay.audit.sources.journal_files import (
-    ReadSettings,
     SegmentPart,
     StreamPlan,
     gap_rows,
@@ -349,9 +348,9 @@ class _Watch:
         starts: Offsets = {}
         ends: Offsets = {}
         damaged: list[str] = []
-        where = journal_files.home_settings(self._home)  # it may have been changed meanwhile
+        # They may have been changed meanwhile.
+        settings = journal_files.home_settings(self._home)._replace(is_followed=True)
         for stream, plan in plans:
-            settings = ReadSettings({stream: where.objects}, where.key_file or None, True, True)
             begin = self.position.offsets.get(stream, plan.first)
             fresh = [gap for gap in plan.damage if gap.reason not in self.position.damaged]
             if fresh:
@@ -442,8 +441,7 @@ def relay_ids(home: str, numbers: Iterable[int]) -> dict[int, str]:
     wanted = set(numbers)
     found: dict[int, str] = {}
     try:
-        where = journal_files.home_settings(home)
-        settings = ReadSettings({}, where.key_file or None, True)
+        settings = journal_files.home_settings(home)._replace(objects="")
         for segment in _newest(home):
             if len(found) == len(wanted):
                 break

@@ -10,6 +10,7 @@ from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
 from relay.audit.home_files import FileUnit, VerifiedFile, sources_of, verify
 from relay.audit.snapshot import FrozenJournal, HomeSnapshot
+from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.ledger_rows import LedgerSnapshot
 from relay.journal.tier_plan import JobKind
 from tests.audit.home_builder import START_S
@@ -23,7 +24,9 @@ STREAM = f"{1:020d}"
 def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
     """Every row of a home, by its path."""
     stream = str(home / "journal" / STREAM)
-    journal = FrozenJournal({stream: 1 << 40} if os.path.isdir(stream) else {}, objects)
+    journal = FrozenJournal(
+        {stream: 1 << 40} if os.path.isdir(stream) else {}, ReadSettings(objects)
+    )
     files = tuple(str(file) for file in store_files)
     frozen = HomeSnapshot(str(home), "/copies", LedgerSnapshot("", 0), files, 0, 0, 0, journal)
     units = [unit for source in sources_of(frozen) for unit in source.units]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -82,11 +82,18 @@ class SegmentPart(NamedTuple):
     created_ms: int = 0
 
 
-class HomeSettings(NamedTuple):
-    """Settings of a home: its object store and its key."""
+class ReadSettings(NamedTuple):
+    """Settings for reading segments."""
 
     objects: str = ""  # of Tier 2; empty: none
     key_file: str = ""  # empty: it is not sealed
+    permissive: bool = True
+    is_followed: bool = False  # what is away or sealed now is an error: it may be there later
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, if there is one. Errors: KeyFileError."""
+        return crypto.load_key(self.key_file) if self.key_file else None
 
 
 class JournalDamage(NamedTuple):
@@ -140,7 +147,7 @@ def _is_stream(path: str) -> bool:
     return (is_named and os.path.isdir(path)) or os.path.isdir(os.path.join(path, SEGMENTS))
 
 
-def home_settings(home: str) -> HomeSettings:
+def home_settings(home: str) -> ReadSettings:
     """Read the settings of the journal in config.json; empty for a folder that is not a home.
 
     Errors: ConfigError.
@@ -149,7 +156,7 @@ def home_settings(home: str) -> HomeSettings:
     objects, store = config.journal.objects, config.store
     if objects and "://" not in objects:
         objects = os.path.join(home, os.path.expanduser(objects))
-    return HomeSettings(objects, os.path.join(home, store.key_file) if store.encrypt else "")
+    return ReadSettings(objects, os.path.join(home, store.key_file) if store.encrypt else "")
 
 
 def plan(folder: str, start: int = 0, end: int | None = None, *, strict: bool = True) -> StreamPlan:
@@ -345,15 +352,6 @@ LOST = "records are lost here"
 _GAP = int(RecordFlag.GAP)
 
 
-class ReadSettings(NamedTuple):
-    """Settings for reading segments."""
-
-    objects: Mapping[str, str]  # by stream
-    key_file: str | None
-    permissive: bool
-    is_followed: bool = False  # what is away or sealed now is an error: it may be there later
-
-
 def read_segment(
     segment: SegmentPart, schema: pa.Schema, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
@@ -410,9 +408,8 @@ class _PartReader:
 
     def _records(self) -> Iterator[Row]:
         segment, permissive = self._segment, self._settings.permissive
-        key = crypto.load_key(self._settings.key_file) if self._settings.key_file else None
-        objects = self._settings.objects.get(segment.folder, "")
-        with open_segment(segment, objects) as source:
+        key = self._settings.key
+        with open_segment(segment, self._settings.objects) as source:
             decode_segment_header(source.read_at(0, FIRST_RECORD), source.path)
             decode = decoder(key, source.path)
             gap = self._lost if permissive else None

@@ -19,7 +19,6 @@ from relay.audit.sources.journal_columns import (
     to_batch,
 )
 from relay.audit.sources.journal_files import LOST, ReadSettings, SegmentPart, read_rows
-from relay.base import crypto
 from relay.base.errors import RelayError
 from relay.journal.catalog import SegmentEntry
 from relay.journal.check import SegmentInspector
@@ -68,10 +67,9 @@ def _inspected(
     part: SegmentPart, shown: str, settings: ReadSettings, path: str, entry: SegmentEntry | None
 ) -> dict[str, list[pa.RecordBatch]] | None:
     """Read a sound file, and verify it on the way; None for any other."""
-    key = crypto.load_key(settings.key_file) if settings.key_file else None
     try:
         with contextlib.closing(SegmentInspector(path, entry)) as inspector:
-            decode = decoder(key, path)
+            decode = decoder(settings.key, path)
             rows = (
                 (record.offset, record.end, record.at_ms, decode(record.payload, record.offset))
                 for record in inspector.records()
