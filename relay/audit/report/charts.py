@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.audit.report.tables import Row, Table, anchor_id, cell, duration_ms, shortened
@@ -51,27 +51,26 @@ class Panel:
 class Chart:
     """A figure of the page."""
 
-    slug: str
-    title: str
-    table: str  # whose rows it shows
     summary: str  # its numbers in words
     note: str = ""
     bars: Sequence[Bar] = ()
     panels: Sequence[Panel] = ()
+    table: str = ""  # whose rows it shows
+    title: str = ""
 
 
 def charts(tables: Mapping[str, Table]) -> list[Chart]:
     """Make the charts of these tables, in the order of the page."""
     made = []
-    for slug, title, name, needs, empty, make in _KINDS:
+    for name, (title, needs, empty, make) in _KINDS.items():
         table = tables.get(name)
         if table is not None and table.has(*needs):
             rows = table.largest(needs[-1], MOST_READ) if table.count else []
-            made.append(make(slug, title, name, rows) if rows else Chart(slug, title, name, empty))
+            made.append(replace(make(rows) if rows else Chart(empty), table=name, title=title))
     return made
 
 
-def _latency(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+def _latency(rows: list[Row]) -> Chart:
     stages: dict[str, list[Row]] = defaultdict(list)
     for row in sorted((row for row in rows if row["hour"]), key=lambda row: str(row["hour"])):
         stages[str(row["stage"])].append(row)
@@ -89,10 +88,10 @@ def _latency(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
     note = "Lines from below: p50, p90, p99; the scale is logarithmic."
     if any(len(of) > MOST_POINTS for of in stages.values()):
         note += " Each point is the worst of several hours."
-    return Chart(slug, title, table, text, note, panels=panels)
+    return Chart(text, note, panels=panels)
 
 
-def _throughput(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+def _throughput(rows: list[Row]) -> Chart:
     rows = sorted((row for row in rows if row["hour"]), key=lambda row: str(row["hour"]))
     total = sum(row["messages"] or 0 for row in rows)
     busiest = max(rows, key=lambda row: row["messages"] or 0, default=None)
@@ -104,10 +103,10 @@ def _throughput(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
         *_panel("Messages an hour", rows, "hour", ("messages",), lambda value: f"{value:,.0f}"),
         *_panel("Bytes an hour", rows, "hour", ("bytes",), format_size),
     ]
-    return Chart(slug, title, table, text, panels=panels)
+    return Chart(text, panels=panels)
 
 
-def _talks(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+def _talks(rows: list[Row]) -> Chart:
     rows = sorted(rows, key=lambda row: -(row["messages"] or 0))
     total = sum(row["messages"] or 0 for row in rows)
     bars = []
@@ -120,10 +119,10 @@ def _talks(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
     note = f"The busiest {len(bars)} of {len(rows):,}. A message to several counts once for each."
     text = f"{with_noun(len(rows), 'pair')}, {with_noun(total, 'message')}."
     text += f" The busiest: {bars[0].label}." if bars else ""
-    return Chart(slug, title, table, text, note, bars=bars)
+    return Chart(text, note, bars=bars)
 
 
-def _dead_letters(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+def _dead_letters(rows: list[Row]) -> Chart:
     tally: dict[str, int] = defaultdict(int)
     for row in rows:
         tally[shortened(str(row["reason_kind"] or "(no reason)"))] += row["letters"] or 0
@@ -132,14 +131,14 @@ def _dead_letters(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
         Bar(reason, _percent(count, ordered[0][1]), f"{count:,}")
         for reason, count in ordered[:MOST_BARS]
     ]
-    return Chart(slug, title, table, f"{with_noun(sum(tally.values()), 'dead letter')}.", bars=bars)
+    return Chart(f"{with_noun(sum(tally.values()), 'dead letter')}.", bars=bars)
 
 
-def _capacity(slug: str, title: str, table: str, rows: list[Row]) -> Chart:
+def _capacity(rows: list[Row]) -> Chart:
     rows = sorted(rows, key=lambda row: str(row["day"]))
     text = f"{format_size(rows[-1]['total_bytes'] or 0)} on {cell(rows[-1]['day'])}."
     panels = _panel("Bytes a day", rows, "day", ("total_bytes",), format_size)
-    return Chart(slug, title, table, text, panels=panels)
+    return Chart(text, panels=panels)
 
 
 def _percent(value: Any, most: Any) -> float:
@@ -188,47 +187,31 @@ def _points(shares: list[float]) -> str:
     return " ".join(f"{at * step:.0f},{HEIGHT * (1 - y):.0f}" for at, y in enumerate(shares))
 
 
-_Maker = Callable[[str, str, str, list[Row]], Chart]
-# slug, title, table, the columns needed (rows with the largest of the last are read), when empty
-_KINDS: tuple[tuple[str, str, str, tuple[str, ...], str, _Maker], ...] = (
-    (
-        "latency",
+# table -> title, the columns needed (rows with the largest of the last are read), when empty
+_KINDS: dict[str, tuple[str, tuple[str, ...], str, Callable[[list[Row]], Chart]]] = {
+    "latency": (
         "Latency over time",
-        "latency",
         ("stage", *QUANTILES, "hour"),
         "No message went through a stage.",
         _latency,
     ),
-    (
-        "throughput",
+    "traffic_hours": (
         "Throughput",
-        "traffic_hours",
         ("messages", "bytes", "hour"),
         "No message was written.",
         _throughput,
     ),
-    (
-        "talks",
+    "traffic": (
         "Who talks to whom",
-        "traffic",
         ("sender", "recipient", "bytes", "messages"),
         "No agent wrote to another.",
         _talks,
     ),
-    (
-        "dead",
+    "dead_letters_reasons": (
         "Dead letters",
-        "dead_letters_reasons",
         ("day", "reason_kind", "letters"),
         "No dead letters.",
         _dead_letters,
     ),
-    (
-        "capacity",
-        "Capacity",
-        "capacity",
-        ("total_bytes", "day"),
-        "No day has been measured.",
-        _capacity,
-    ),
-)
+    "capacity": ("Capacity", ("total_bytes", "day"), "No day has been measured.", _capacity),
+}
