@@ -141,11 +141,7 @@ def _segment_units(stream: str, below: str, objects: str) -> dict[int, list[File
 
 def _originals(home: str) -> Iterator[HomeSource]:
     """List the folders and packs of the archive's days."""
-    days: dict[str, list[ArchiveUnit]] = defaultdict(list)
-    for original in originals.plan(home):
-        name = original.day if original.agent else originals.pack_name(original.day)
-        days[f"{originals.FOLDER}/{name}"].append(original)
-    for path, of_day in sorted(days.items()):
+    for path, of_day in originals.plan(home).items():
         whole = os.path.join(home, path)
         if of_day[0].agent:  # it becomes a pack one day
             yield HomeSource("originals", path, *_listed(whole), originals=of_day)

@@ -38,7 +38,7 @@ def made(tmp_path: Path) -> Path:
 
 def rows(home: Path) -> dict[str, Original]:
     """Every row, read without Spark."""
-    units = originals.plan(str(home))
+    units = (unit for of_day in originals.plan(str(home)).values() for unit in of_day)
     found = [row for unit in units for row in read_unit(str(home), unit)]
     assert len({row.path for row in found}) == len(found)
     return {row.path: row for row in found}
@@ -106,7 +106,7 @@ def test_a_day_that_is_packed_while_it_is_read_is_seen(tmp_path: Path) -> None:
     paths = {f"archive/{DAY}/{agent}/{ID}.msg" for agent in ("alice", "bob")}
     for path in paths:
         put(home, path.removeprefix("archive/"))
-    units = originals.plan(str(home))
+    (units,) = originals.plan(str(home)).values()
     assert units == [ArchiveUnit(DAY, "alice", ""), ArchiveUnit(DAY, "bob", "")]
     first = list(read_unit(str(home), units[0]))
     pack(home)

@@ -81,10 +81,13 @@ class Original(NamedTuple):
     problem: str | None = None
 
 
-def plan(home: str) -> list[ArchiveUnit]:
-    """List the folders and packs to read. Errors: RelayError when they cannot be listed."""
+def plan(home: str) -> dict[str, list[ArchiveUnit]]:
+    """List the folders and packs to read, by the path of the day's, in order.
+
+    Errors: RelayError when they cannot be listed.
+    """
     root = os.path.join(home, FOLDER)
-    units: list[ArchiveUnit] = []
+    units: dict[str, list[ArchiveUnit]] = {}
     try:
         for name in sorted(os.listdir(root)):
             day = name.removesuffix(archive_pack.SUFFIX)
@@ -92,15 +95,18 @@ def plan(home: str) -> list[ArchiveUnit]:
                 continue
             pack = _pack_stamp(root, day)
             if day != name:
-                units.append(ArchiveUnit(day, "", pack))
-            elif os.path.isdir(os.path.join(root, name)):
-                agents = sorted(os.listdir(os.path.join(root, name)))
-                units += [ArchiveUnit(day, agent, pack) for agent in agents]
+                units[f"{FOLDER}/{name}"] = [ArchiveUnit(day, "", pack)]
+            elif agents := _agents(os.path.join(root, name)):
+                units[f"{FOLDER}/{name}"] = [ArchiveUnit(day, agent, pack) for agent in agents]
     except FileNotFoundError:
-        return []
+        return {}
     except OSError as exc:
         raise RelayError(f"{root} cannot be listed: {exc.strerror}") from exc
     return units
+
+
+def _agents(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
 def read_unit(home: str, unit: ArchiveUnit) -> Iterator[Original]:
@@ -252,11 +258,6 @@ def _replaced(data: bytes) -> str | None:
         return sha256_hex(parse(data).content)
     except MessageError:
         return None
-
-
-def pack_name(day: str) -> str:
-    """Return the name of a day's pack."""
-    return day + archive_pack.SUFFIX
 
 
 def _pack_stamp(folder: str, day: str) -> str:
