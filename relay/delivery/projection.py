@@ -331,8 +331,8 @@ class Projection:
         at, said = self._at_ns, event.said
         if facts.state == "held":
             facts.last_error = None
-        facts.state, facts.acked_at, facts.discarded_at = "acked", at, None
         facts.read_at = _read_at(facts, at)  # an answer implies that it was read
+        facts.state, facts.acked_at, facts.discarded_at = "acked", at, None
         if said:  # the latest status counts, even after the answer
             facts.ack_status = said
             owed = self.obligation_facts.get((event.message_id, facts.recipient))
@@ -350,9 +350,17 @@ class Projection:
 
 
 def _read_at(facts: DeliveryFacts, at: int) -> int:
-    """When the file of the last attempt was read, if one more sign of it is of this time."""
+    """When the file of the last attempt was read, if one more sign of it is of this time.
+
+    As the ledger's upsert has it. The state tells whether the time known is that of the last
+    attempt; of what was given up only times can tell, which a clock that is set back confuses.
+    """
     known = facts.read_at
-    return at if known is None or known < (facts.written_at or 0) else min(known, at)
+    if known is None or facts.state in ("held", "staged", "written"):
+        return at
+    if facts.state not in ("read", "acked") and known < (facts.written_at or 0):
+        return at
+    return min(known, at)
 
 
 def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:

@@ -83,8 +83,10 @@ _UPSERT = (  # one statement for the rows of a batch
     "THEN coalesce(excluded.written_at, written_at) "
     "ELSE coalesce(written_at, excluded.written_at) END, "  # the row may know it more exactly
     "read_at = CASE WHEN excluded.read_at IS NULL THEN read_at "
-    "WHEN attempt < excluded.attempt "
-    "OR coalesce(read_at, 0) < max(coalesce(written_at, 0), coalesce(excluded.written_at, 0)) "
+    # the time of an attempt before this one does not count
+    "WHEN attempt < excluded.attempt OR state IN ('held', 'staged', 'written') "
+    "OR (state NOT IN ('read', 'acked') AND coalesce(read_at, 0) "
+    "< max(coalesce(written_at, 0), coalesce(excluded.written_at, 0))) "
     "THEN excluded.read_at ELSE coalesce(min(read_at, excluded.read_at), excluded.read_at) END, "
     "acked_at = coalesce(excluded.acked_at, acked_at), "
     "ack_status = coalesce(excluded.ack_status, ack_status), "

@@ -238,3 +238,16 @@ def test_a_message_that_waits_for_the_disk_is_said_to_wait_for_it(box: Box) -> N
     assert lines[-1].split() == ["not", "yet", "read", "by", "bob"]
     tail = relay("tail", "--limit", "9", "--no-follow", home=box.root).stdout
     assert [line.split()[1] for line in tail.splitlines()] == ["new", "held", "delivered"]
+
+
+@pytest.mark.parametrize("turns", [0, 1], ids=["in one batch", "in two"])
+def test_what_is_read_after_the_clock_was_set_back_was_read_once(box: Box, turns: int) -> None:
+    """The read is older than the delivery, but not of an attempt before it."""
+    sent = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.clock.jump(-3600)
+    box.take("bob", sent)
+    read_at = box.clock.now_ns()
+    box.tick(turns)
+    box.clock.advance(1)
+    box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress")
+    assert (row(box, sent)[0], row(box, sent)[4]) == ("acked", read_at + (1 - turns) * 10**9)
