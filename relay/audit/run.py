@@ -120,20 +120,20 @@ def run_audit(
         with out_folder(os.path.abspath(out)) as written:
             listener.step_started(SNAPSHOT)
             snapshot = snapshot_home(home, folder, clock, request.grace_s, request.recent_days)
-            examples = {job.name: Examples() for job in wanted}
+            run = _Run(request, snapshot, written, listener, wanted)
             plain, made = _plain(wanted, request, snapshot)
-            reports = _run_plain(wanted, plain, snapshot, written, listener, examples)
+            run.do_plain(plain)
             rest = [job for job in wanted if job.name not in plain]
             if made is not None and rest:
-                reports |= _run_on_spark(rest, request, snapshot, made, written, listener, examples)
-            reports = {job.name: reports[job.name] for job in wanted}
+                run.do_on_spark(rest, made)
+            reports = {job.name: run.reports[job.name] for job in wanted}
             report = _report(snapshot, request, reports, made and made[1])
             if request.out is not None:
                 listener.step_started(WRITING)
                 written.publish(report)
     finally:
         listener.run_finished()
-    return report, examples
+    return report, run.examples
 
 
 def _plain(
@@ -166,58 +166,121 @@ def _fail(error: Exception, out: str) -> None:
     raise error
 
 
-def _run_plain(
-    wanted: list[AuditJob],
-    plain: Mapping[str, Writer],
-    snapshot: HomeSnapshot,
-    out: OutFolder,
-    listener: ProgressListener,
-    examples: Mapping[str, Examples],
-) -> dict[str, JobReport]:
-    """Write the tables of these jobs; their reports."""
-    reports = {}
-    for job in wanted:
-        if job.name not in plain:
-            continue
-        listener.job_started(job.name, len(wanted))
-        compute = partial(plain[job.name], out.tables)
-        reports[job.name] = _run_job(job, snapshot, out.tables, examples[job.name], compute)
-        listener.job_finished(reports[job.name], examples[job.name])
-    return reports
+class _Run:
+    """A run of jobs, and what is known of each so far."""
 
+    def __init__(
+        self,
+        request: RunRequest,
+        snapshot: HomeSnapshot,
+        out: OutFolder,
+        listener: ProgressListener,
+        wanted: list[AuditJob],
+    ) -> None:
+        self._request = request
+        self._snapshot = snapshot
+        self._out = out
+        self._listener = listener
+        self._wanted = wanted
+        self.reports: dict[str, JobReport] = {}
+        self.examples = {job.name: Examples() for job in wanted}
 
-def _run_on_spark(
-    wanted: list[AuditJob],
-    request: RunRequest,
-    snapshot: HomeSnapshot,
-    made: Extraction,
-    out: OutFolder,
-    listener: ProgressListener,
-    examples: Mapping[str, Examples],
-) -> dict[str, JobReport]:
-    """Run the jobs in a session; their reports."""
-    listener.step_started(STARTING)
-    settings = settings_for(snapshot)
-    with session(request.master, conf=settings) as spark:
-        with explained():
-            read = [snapshot.home, *_external_folders(snapshot)]
-            cluster.require_shared(spark.sparkContext, read, [snapshot.folder, out.path])
+    def do_plain(self, writers: Mapping[str, Writer]) -> None:
+        """Write the tables of these jobs, without Spark."""
+        for job in (job for job in self._wanted if job.name in writers):
+            self._finish(self._do(job, partial(writers[job.name], self._out.tables)))
 
-        def inputs_of(spark: SparkSession) -> Inputs:
-            return Inputs(
-                spark,
-                snapshot,
-                *made,
-                earlier=request.compare,
-                strict=request.strict,
-                results=out.tables,
-            )
+    def do_on_spark(self, wanted: list[AuditJob], made: Extraction) -> None:
+        """Run the jobs in a session."""
+        self._listener.step_started(STARTING)
+        snapshot, request = self._snapshot, self._request
+        settings = settings_for(snapshot)
+        with session(request.master, conf=settings) as spark:
+            with explained():
+                read = [snapshot.home, *_external_folders(snapshot)]
+                cluster.require_shared(spark.sparkContext, read, [snapshot.folder, self._out.path])
 
-        def renewed(old: Inputs) -> Inputs:
-            stop(old.spark)  # a query has broken it
-            return inputs_of(new_or_active(request.master, settings))
+            def inputs_of(spark: SparkSession) -> Inputs:
+                return Inputs(
+                    spark,
+                    snapshot,
+                    *made,
+                    earlier=request.compare,
+                    strict=request.strict,
+                    results=self._out.tables,
+                )
 
-        return _run_jobs(wanted, inputs_of(spark), renewed, out, listener, examples)
+            def renewed(old: Inputs) -> Inputs:
+                stop(old.spark)  # a query has broken it
+                return inputs_of(new_or_active(request.master, settings))
+
+            self._do_all(wanted, inputs_of(spark), renewed)
+
+    def _do_all(
+        self, wanted: list[AuditJob], inputs: Inputs, renewed: Callable[[Inputs], Inputs]
+    ) -> None:
+        """Run the jobs, some at once: while one is planned, on one core, another is computed.
+
+        Own checks are last, since they may read what the others wrote, and one at a time: what
+        ends Spark is then known. Verdicts are reported as they come.
+        """
+        cores = inputs.spark.sparkContext.defaultParallelism
+        pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core runs one job
+        try:
+            built_in = [job for job in wanted if not job.source]
+            for done in as_completed([pool.submit(self._judge, job, inputs) for job in built_in]):
+                self._finish(done.result())
+            is_lost = has_ended()
+            with contextlib.suppress(Py4JError, OSError):  # of a Spark that has ended
+                inputs.drop_views()
+            for job in (job for job in wanted if job.source):
+                try:
+                    inputs = renewed(inputs) if is_lost else inputs
+                except RelayError as exc:
+                    self._finish(JobReport(job.name, error=str(exc), hint=exc.hint))
+                    continue
+                report = _within_limit(pool.submit(self._judge, job, inputs), job, inputs)
+                is_lost = has_ended() or OUT_OF_MEMORY in (report.error or "")
+                self._finish(report)
+        finally:  # after an interrupt the caller ends Spark, and the jobs with it
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _judge(self, job: AuditJob, inputs: Inputs) -> JobReport:
+        if has_ended():
+            return JobReport(job.name, error="Spark has ended in another job")
+        report = self._do(job, partial(_compute, job, inputs, self._out.tables))
+        report.is_partial = bool(job.reads_kept and inputs.lost and report.error is None)
+        return report
+
+    def _finish(self, report: JobReport) -> None:
+        self.reports[report.name] = report
+        self._listener.job_finished(report, self.examples[report.name])
+
+    def _do(self, job: AuditJob, compute: Callable[[], None]) -> JobReport:
+        """Compute the tables of a job; its report, in which an error is one line."""
+        out = self._out.tables
+        self._listener.job_started(job.name, len(self._wanted))
+        report = _empty_report(job)
+        began = time.monotonic()
+        try:
+            with explained():
+                compute()
+                _count(job, out, self.examples[job.name], report)
+        except RelayError as exc:
+            hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
+            report = _empty_report(job)
+            report.error, report.hint = self._snapshot.original_paths(str(exc)), hint
+        except OSError as exc:  # a full disk, or a file in place of a folder
+            error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
+            report = _empty_report(job)
+            report.error = self._snapshot.original_paths(error)
+        if report.error:
+            if job.source:
+                report.error = f"{job.source}: {report.error}"
+            for name in (*job.tables, _findings_of(job)):  # no half results
+                shutil.rmtree(os.path.join(out, name), ignore_errors=True)
+        report.seconds = round(time.monotonic() - began, 3)
+        return report
 
 
 def _wanted(request: RunRequest) -> list[AuditJob]:
@@ -252,57 +315,6 @@ def _external_folders(snapshot: HomeSnapshot) -> list[str]:
     return [folder for folder in folders if os.path.isdir(folder)]
 
 
-def _run_jobs(
-    wanted: list[AuditJob],
-    inputs: Inputs,
-    renewed: Callable[[Inputs], Inputs],
-    out: OutFolder,
-    listener: ProgressListener,
-    examples: Mapping[str, Examples],
-) -> dict[str, JobReport]:
-    """Run the jobs, some at once: while one is planned, on one core, another is computed.
-
-    Own checks are last, since they may read what the others wrote, and one at a time: what ends
-    Spark is then known. Verdicts are reported as they come.
-    """
-    reports: dict[str, JobReport] = {}
-
-    def run(job: AuditJob, inputs: Inputs) -> JobReport:
-        if has_ended():
-            return JobReport(job.name, error="Spark has ended in another job")
-        listener.job_started(job.name, len(examples))
-        compute = partial(_compute, job, inputs, out.tables)
-        report = _run_job(job, inputs.snapshot, out.tables, examples[job.name], compute)
-        report.is_partial = bool(job.reads_kept and inputs.lost and report.error is None)
-        return report
-
-    def finish(report: JobReport) -> None:
-        reports[report.name] = report
-        listener.job_finished(report, examples[report.name])
-
-    cores = inputs.spark.sparkContext.defaultParallelism
-    pool = ThreadPoolExecutor(min(AT_ONCE, 2 * cores - 1))  # one core runs one job
-    try:
-        built_in = [job for job in wanted if not job.source]
-        for done in as_completed([pool.submit(run, job, inputs) for job in built_in]):
-            finish(done.result())
-        is_lost = has_ended()
-        with contextlib.suppress(Py4JError, OSError):  # of a Spark that has ended
-            inputs.drop_views()
-        for job in (job for job in wanted if job.source):
-            try:
-                inputs = renewed(inputs) if is_lost else inputs
-            except RelayError as exc:
-                finish(JobReport(job.name, error=str(exc), hint=exc.hint))
-                continue
-            report = _within_limit(pool.submit(run, job, inputs), job, inputs)
-            is_lost = has_ended() or OUT_OF_MEMORY in (report.error or "")
-            finish(report)
-    finally:  # after an interrupt the caller ends Spark, and the jobs with it
-        pool.shutdown(wait=False, cancel_futures=True)
-    return reports
-
-
 def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> JobReport:
     """Wait for an own check; cancel it after the limit, if need be by ending its Spark."""
     if not wait([running], OWN_LIMIT_S).not_done:
@@ -315,37 +327,6 @@ def _within_limit(running: Future[JobReport], job: AuditJob, inputs: Inputs) -> 
     if report.error is not None:  # else it was done just then
         report.error = f"{job.source}: it was cancelled after {OWN_LIMIT_S} s"
         report.hint = "make it read less: name columns, and times in its WHERE"
-    return report
-
-
-def _run_job(
-    job: AuditJob,
-    snapshot: HomeSnapshot,
-    out: str,
-    examples: Examples,
-    compute: Callable[[], None],
-) -> JobReport:
-    """Compute the tables of a job; its report, in which an error is one line."""
-    report = _empty_report(job)
-    began = time.monotonic()
-    try:
-        with explained():
-            compute()
-            _count(job, out, examples, report)
-    except RelayError as exc:
-        hint = DAMAGE_HINT if exc.hint == FormatError.hint else exc.hint
-        report = _empty_report(job)
-        report.error, report.hint = snapshot.original_paths(str(exc)), hint
-    except OSError as exc:  # a full disk, or a file in place of a folder
-        error = f"{exc.filename or 'system'}: {exc.strerror or exc}"
-        report = _empty_report(job)
-        report.error = snapshot.original_paths(error)
-    if report.error:
-        if job.source:
-            report.error = f"{job.source}: {report.error}"
-        for name in (*job.tables, _findings_of(job)):  # no half results
-            shutil.rmtree(os.path.join(out, name), ignore_errors=True)
-    report.seconds = round(time.monotonic() - began, 3)
     return report
 
 
