@@ -154,7 +154,7 @@ TOOLS = {
         {"owing": _flag(False, description="only those that owe answers")},
     ),
     "search": Tool(
-        "Find messages by words and keys: from: to: thread: kind: is:unread is:owed after:2h.",
+        "Find messages by words and keys: from: to: thread: kind: is:unread is:open after:2h.",
         {"query": _TEXT, "limit": _LIMIT},
         ("query",),
     ),

@@ -228,7 +228,7 @@ def _questions(names: list[str], texts: Texts, messages: int) -> Iterator[tuple[
         yield "word from:", f"{word(0, 2000)} from:{name}"
         yield "from:", f"from:{name}"
         yield "to: is:unread", f"to:{name} is:unread"
-        yield "word is:owed", f"{word(0, 50)} is:owed"
+        yield "word is:open", f"{word(0, 50)} is:open"
         yield "is:dead", "is:dead"
         yield "word before:", f"{word(0, 2000)} before:{day}"
         yield "kind: after:", f"kind:command after:{day}"

@@ -125,7 +125,7 @@ def test_resend_of_a_message_that_arrived_asks(running: Relay, home: Path) -> No
     )
     with Agent("bob", home, registers=False) as bob:
         assert bob.receive(PATIENCE_S) is not None
-    assert relay("wait", sent, "--for", "read", home=home).returncode == 0
+    assert relay("wait", sent, "read", home=home).returncode == 0
     done = relay("resend", sent, home=home)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.match(r"relay: bob read it at [\w: ]+; with --again", done.stderr)
