@@ -1,4 +1,4 @@
-"""The events of the agent CLIs, and the role of each: what ``relay hook`` does at it."""
+"""The events of the agent CLIs that get a hook, and the role of each: what ``relay hook`` does."""
 
 AGY = "agy"
 START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
@@ -21,7 +21,6 @@ EVENTS = {
     "codex": {
         "SessionStart": START,
         "UserPromptSubmit": PROMPT,
-        "PreToolUse": ACT,
         "PermissionRequest": ASK,
         "PostToolUse": TOOL,
         "Stop": STOP,
@@ -29,7 +28,6 @@ EVENTS = {
     "gemini": {
         "SessionStart": START,
         "BeforeAgent": PROMPT,
-        "BeforeTool": ACT,
         "AfterTool": TOOL,
         "Notification": NOTE,
         "AfterAgent": STOP,
