@@ -30,6 +30,7 @@ from relay.base.process_info import started_at
 from relay.reach.session import (
     Session,
     load_session,
+    replace_file,
     save_session,
     session_file,
     session_lock,
@@ -149,9 +150,7 @@ def rewake(root: str, session_id: str) -> int:
         signal.signal(signal.SIGTERM, replaced)
         signal.signal(signal.SIGUSR1, rung)
         older = rewake_process(root, session)
-        with open(f"{path}.{os.getpid()}.tmp", "w", encoding="ascii") as file:
-            file.write(mine)
-        os.rename(file.name, path)
+        replace_file(path, mine)
         if older is not None:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(older, signal.SIGTERM)

@@ -26,6 +26,7 @@ from relay.reach.session import (
     load_session,
     load_sessions,
     remove_session,
+    replace_file,
     save_session,
     session_file,
     session_lock,
@@ -159,8 +160,7 @@ def _take_over(root: str, session: Session, old: Session, why: str) -> None:
     with session_lock(root, session_file(session.harness, session.session_id)):
         # Another hook of the session may have changed it by now.
         now = load_session(root, session.harness, session.session_id) or session
-        for message_id, number in taken.items():
-            now.again[message_id] = max(number, now.again.get(message_id, 0))
+        now.expect(taken)
         save_session(root, now)
         session.again = now.again
 
@@ -252,12 +252,7 @@ def _count_run(root: str, agent: str, at: int) -> int:
     except (LookupError, TypeError):
         number, runs[agent] = 1, []
     runs[agent] = [*runs[agent], [number, at]][-RUNS_KEPT:]
-    path = os.path.join(root, FOLDER, RUNS)
-    temp = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
-        json.dump(runs, file)
-    os.rename(temp, path)
+    replace_file(os.path.join(root, FOLDER, RUNS), json.dumps(runs))
     return number
 
 

@@ -26,7 +26,7 @@ from relay.base.process_info import words_of
 from relay.base.text import visible
 from relay.reach.git_words import tree_changes
 from relay.reach.report import log
-from relay.reach.session import FOLDER, IDLE, Session, load_sessions, session_lock
+from relay.reach.session import FOLDER, IDLE, Session, load_sessions, replace_file, session_lock
 
 MOST_COMMAND = 50_000  # characters; longer ones take too long to read
 WRITTEN = ".written"
@@ -173,9 +173,6 @@ def _read(root: str, now: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _write(root: str, written: dict[str, int], told: dict[str, int]) -> None:
-    path = os.path.join(root, FOLDER, WRITTEN)
     written = dict(sorted(written.items(), key=lambda pair: pair[1])[-MOST_FILES:])
-    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
-        json.dump({"written": written, "told": told}, file)
-    os.rename(f"{path}.tmp", path)
+    facts = {"written": written, "told": told}
+    replace_file(os.path.join(root, FOLDER, WRITTEN), json.dumps(facts))

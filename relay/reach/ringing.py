@@ -28,8 +28,10 @@ from relay.reach.session import (
     FOLDER,
     WORKING,
     Session,
+    adopt,
     load_session,
     load_sessions,
+    replace_file,
     session_file,
     session_lock,
     side_file,
@@ -62,10 +64,7 @@ class Memory(Pace):
         try:
             with open(path, encoding="utf-8") as file:
                 facts = json.loads(file.readline())
-            known = vars(memory)
-            for name, value in facts.items():
-                if name in known and type(value) is type(known[name]):
-                    setattr(memory, name, value)
+            adopt(memory, facts)
         except (OSError, ValueError, AttributeError):
             return None
         return memory
@@ -294,6 +293,5 @@ def ask_rung(root: str, session: Session, rung: str, seconds: float) -> None:
         if os.path.exists(path):
             os.unlink(path)
         return
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump({"rung": rung, "until": time.time_ns() + round(seconds * NS)}, file)
-    os.rename(path + ".tmp", path)
+    facts = {"rung": rung, "until": time.time_ns() + round(seconds * NS)}
+    replace_file(path, json.dumps(facts))

@@ -70,6 +70,11 @@ class Session:
         """The name of the session in reports and ledger: ``claude:0089…``."""
         return f"{self.harness}:{self.session_id}"
 
+    def expect(self, offers: dict[str, int]) -> None:
+        """Take over what another session was shown and has not seen."""
+        for message_id, number in offers.items():
+            self.again[message_id] = max(number, self.again.get(message_id, 0))
+
     @property
     def is_live(self) -> bool:
         """True while its process runs."""
@@ -129,12 +134,16 @@ def live_session(root: str, agent: str) -> Session | None:
 
 def save_session(root: str, session: Session) -> None:
     """Replace the session's file. Call it under ``session_lock``. Errors: OSError."""
-    path = os.path.join(root, FOLDER, session_file(session.harness, session.session_id))
+    replace_file(side_file(root, session, ""), json.dumps(vars(session)))
+
+
+def replace_file(path: str, text: str) -> None:
+    """Replace a file of ``sessions/``: readers see the old one or the new one. Errors: OSError."""
     temp = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump(vars(session), file)
+            file.write(text)
         os.rename(temp, path)
     except OSError:  # a full disk
         os.unlink(temp)
@@ -165,8 +174,16 @@ def session_lock(root: str, name: str = "") -> Iterator[None]:
         os.close(fd)
 
 
+def adopt(thing: object, facts: dict[str, object]) -> None:
+    """Set the attributes that a file has; values of another type than the default's are ignored."""
+    known = vars(thing)
+    for name, value in facts.items():
+        if name in known and type(value) is type(0 if name == "pid_start" else known[name]):
+            setattr(thing, name, value)
+
+
 def _load(path: str) -> Session | None:
-    """Read a session's file. Values of another type than the default's are ignored."""
+    """Read a session's file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, encoding="utf-8") as file:
@@ -174,8 +191,5 @@ def _load(path: str) -> Session | None:
         session = Session(facts["harness"], facts["session_id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    known = vars(session)
-    for name, value in facts.items():
-        if name in known and type(value) is type(known[name] if name != "pid_start" else 0):
-            setattr(session, name, value)
+    adopt(session, facts)
     return session

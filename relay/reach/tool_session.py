@@ -87,8 +87,7 @@ class ToolSession:
             for old in load_sessions(self.root, TOOLS):
                 if old.agent == name and not old.is_live:
                     settle(self.root, old, "end", "", DIED)
-                    for message_id, number in old.again.items():
-                        session.again[message_id] = max(number, session.again.get(message_id, 0))
+                    session.expect(old.again)
                     save_session(self.root, session)
                     remove_session(self.root, old)
             save_session(self.root, session)
