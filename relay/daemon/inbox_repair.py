@@ -12,6 +12,7 @@ A power cut may undo renames that were not synced, and leave files without their
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed; or cancelled | in the inbox | removed again |
 | read, answered or ended | damaged in the inbox | removed |
+| delivered again, after it left the store | damaged in the inbox | removed; then due again |
 
 Lately means since the last checkpoint, before which everything is synced; so it is before
 messages roll into an archive. See docs/states.md.
@@ -38,11 +39,12 @@ from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
 from relay.engine.engine import Engine
 from relay.ledger import TAKEN
-from relay.ledger.deliveries import DeliveryFacts
+from relay.ledger.deliveries import DeliveryFacts, held_delivery
 from relay.ledger.ledger import Ledger
 
 Key = tuple[int, str]  # number of a message in the store, recipient
 ROWS = 5_000  # looked up at once
+DAMAGED = "its file was damaged by a power cut"
 ENDED = ("read", "acked", "dead", "expired", "bounced")
 
 
@@ -150,8 +152,9 @@ class InboxRepair:
             return False
         return True
 
-    def clear_ended(self, home: Home) -> None:
-        """Take out of the inboxes, after a power cut, what was read, and what is damaged and ended.
+    def clear_ended(self, home: Home, now_ns: int) -> None:
+        """Take out of the inboxes, after a power cut, what was read, and what is damaged and ended,
+        or a further attempt of what has left the store: no event says that it was made.
 
         The ledger has all events of the journal by then.
         """
@@ -162,14 +165,20 @@ class InboxRepair:
             for message_id, rows in self._ledger.deliveries.rows(found).items():
                 with contextlib.suppress(OSError, UnsafePath):  # it stays: it may be whole
                     if agent in rows:
-                        self._clear(agent, message_id, rows[agent])
+                        self._clear(agent, message_id, rows[agent], now_ns)
 
-    def _clear(self, agent: str, message_id: str, row: DeliveryFacts) -> None:
+    def _clear(self, agent: str, message_id: str, row: DeliveryFacts, now_ns: int) -> None:
         """Errors: OSError, UnsafePath."""
-        if row.state not in ENDED:
+        is_further = row.state == "written" and row.attempt > 1
+        if row.state not in ENDED and not is_further:
             return
         name = message_id + MSG_SUFFIX
         inbox = self._dirs.get("agents", agent, "inbox")
+        if is_further:
+            if self._parse(agent, name) is None:
+                self._hold(message_id, agent, row.attempt + 1, now_ns)
+                fsio.remove(name, inbox)  # after that: a file that is gone counts as read
+            return
         read = self._dirs.ensure("agents", agent, "inbox", READ)
         is_whole = self._parse(agent, name) is not None
         was_taken = row.state == "read" and row.read_how == TAKEN
@@ -178,6 +187,13 @@ class InboxRepair:
             fsio.rename(name, inbox, name, read)
         elif row.state == "read" or was_cancelled or not is_whole:
             fsio.remove(name, inbox)
+
+    def _hold(self, message_id: str, agent: str, attempt: int, now_ns: int) -> None:
+        """Make a further attempt due of a message that has left the store."""
+        deliveries = self._ledger.deliveries
+        with self._ledger.transaction():
+            deliveries.upsert([DeliveryFacts(message_id, agent, "held", attempt, now_ns)])
+            deliveries.hold([held_delivery(message_id, agent, DAMAGED, now_ns)])
 
     def remove_strays(self, home: Home) -> int:
         """Remove files staged by a batch that was not committed."""

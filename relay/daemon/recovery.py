@@ -94,7 +94,7 @@ def recover(
         _defer_unstaged(ledger, store, open_ones, now)
         files = _Files(dirs)
         if rebooted:
-            inboxes.clear_ended(home)
+            inboxes.clear_ended(home, now)
             _restore_originals(files, ledger, store, projection.recent, log)
         settled, requeued = 0, list[tuple[str, str]]()
         for rows in ledger.open_rows(ROWS):

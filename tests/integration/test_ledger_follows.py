@@ -251,3 +251,28 @@ def test_what_is_read_after_the_clock_was_set_back_was_read_once(box: Box, turns
     box.clock.advance(1)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\nin_progress")
     assert (row(box, sent)[0], row(box, sent)[4]) == ("acked", read_at + (1 - turns) * 10**9)
+
+
+@pytest.mark.parametrize("left", ["zeros", "not renamed", "nothing", "read"])
+def test_a_further_attempt_of_what_left_the_store_survives_a_power_cut(box: Box, left: str) -> None:
+    """No event speaks of it, and no checkpoint has synced its file."""
+    team(box, "retention: count 1")
+    sent, *_ = [box.send("alice", f"TO: #team\n\n{number}") for number in range(3)]
+    renew(box)
+    box.after(61)
+    assert row(box, sent)[:2] == ("written", 2)
+    box.kill()
+    file = box.path("agents", "bob", "inbox", f"{sent}.msg")
+    if left == "zeros":
+        file.write_bytes(bytes(file.stat().st_size))
+        box.clock.jump(-3600)  # what the start removes would count as read: its inbox changed later
+    elif left == "nothing":
+        file.unlink()
+    else:
+        file.rename(file.parent / {"not renamed": ".pending", "read": ".read"}[left] / file.name)
+    box.boot = "boot-2"
+    box.open()
+    box.after(2)
+    assert row(box, sent)[:2] == (("read", 2) if left == "read" else ("written", 3))
+    assert (sent in box.inbox("bob")) == (left != "read")
+    assert not list(box.path("agents", "bob", "inbox", ".pending").glob("*.msg"))
