@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import NamedTuple
 
+from relay.base.archive_pack import SUFFIX, is_day
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, RetentionSettings, read_file
 from relay.base.discovery import CONFIG
@@ -24,7 +25,6 @@ from relay.base.home import ARCHIVES, JOURNAL, LEDGER
 from relay.delivery.eventlog import STREAM_ID
 from relay.journal.catalog import Catalog, Residency
 from relay.journal.manifest_reader import read_manifest
-from relay.ledger.archive_pack import SUFFIX, is_day
 
 LEDGER_PART, JOURNAL_PART, STORE_PART = "ledger", "journal", "store"
 ARCHIVE_PART, INBOX_PART, ATTACHMENT_PART, OTHER_PART = "archive", "inbox", "attachment", "other"

@@ -18,7 +18,7 @@ import click
 
 from relay.acomm import check as acomm_check
 from relay.acomm.container import OTHER_MAGIC
-from relay.base import crypto, fsio
+from relay.base import archive_pack, crypto, fsio
 from relay.base.discovery import CONFIG
 from relay.base.errors import EXIT_FINDINGS, RelayError
 from relay.base.finding import Finding, Severity
@@ -37,7 +37,7 @@ from relay.cli.common import (
 from relay.journal import check as journal_check
 from relay.journal.format import SEGMENT_MAGIC
 from relay.journal.manifest_format import CHUNK_MAGIC, SNAPSHOT_MAGIC
-from relay.ledger import archive_pack, attachments
+from relay.ledger import attachments
 from relay.ledger import check as ledger_check
 from relay.search import check as search_check
 from relay.search.index import APPLICATION_ID

@@ -14,6 +14,7 @@ import msgspec
 
 from relay.acomm import jsonl, store_file
 from relay.base import crypto
+from relay.base.archive_pack import members
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import EXIT_FINDINGS, FormatError, RelayError
 from relay.base.finding import Finding
@@ -28,7 +29,6 @@ from relay.journal.format import Record
 from relay.journal.manifest_format import REASONS, ManifestRecord
 from relay.journal.manifest_reader import chunk_indexes, chunk_path
 from relay.journal.segment import segment_files
-from relay.ledger.archive_pack import members
 from relay.ledger.file import open_snapshot
 
 BUILD_EXAMPLES = """\b

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
+from relay.base import archive_pack
+from relay.base.archive_pack import PackedDay
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.disk import CHECK_S
@@ -24,9 +26,7 @@ from relay.base.text import plural
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
 from relay.delivery.values import Pack, Prune, Subject
-from relay.ledger import archive_pack
 from relay.ledger import file as ledger_file
-from relay.ledger.archive_pack import PackedDay
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger
 from relay.ledger.wal import WalWatch

@@ -25,16 +25,16 @@ from typing import NamedTuple
 
 import psutil
 
-from relay.base import fsio
+from relay.base import archive_pack, fsio
+from relay.base.archive_pack import DAY_NS, SUFFIX
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER, READ, REJECTED, Home
 from relay.base.incidents import IncidentKind
 from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
-from relay.ledger import archive_pack, attachments
+from relay.ledger import attachments
 from relay.ledger.agents import AgentTable
-from relay.ledger.archive_pack import DAY_NS, SUFFIX
 from relay.ledger.attachments import REMOVAL, SLICE
 from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from relay.acomm.model import Message, Priority
 from relay.agents.requests import redact
-from relay.base import fsio
+from relay.base import archive_pack, fsio
 from relay.base.clock import iso_date, iso_time
 from relay.base.errors import FormatError, MessageError, RelayError, UnsafePath
 from relay.base.home import PENDING, Dirs
@@ -35,7 +35,6 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, sha256_hex
 from relay.delivery.values import OUTBOX, OutboxFile, is_same
 from relay.engine.engine import Engine
 from relay.engine.messages import KIND_OF
-from relay.ledger import archive_pack
 from relay.ledger.ledger import MessageRow
 
 DUPLICATES = "duplicates"

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import msgspec
 
 from relay.agents.roster import Meta
+from relay.base import archive_pack
+from relay.base.archive_pack import SUFFIX
 from relay.base.errors import InvalidName
 from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import AGENT_DIRS, META, PENDING, REJECTED
@@ -22,8 +24,6 @@ from relay.base.names import MSG_SUFFIX, check_agent_name, shown
 from relay.base.text import plural
 from relay.delivery.intake import PENDING_WARN_S
 from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import SUFFIX
 from relay.reach import report
 from relay.reach.installed import hook_states
 from relay.reach.rungs import WAKE, BadWake, read_wake

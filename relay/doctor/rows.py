@@ -8,6 +8,8 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
+from relay.base import archive_pack
+from relay.base.archive_pack import DAY_NS
 from relay.base.clock import NS_PER_S, elapsed, iso_date
 from relay.base.errors import LedgerError, UnsafePath
 from relay.base.finding import Finding, Severity
@@ -16,8 +18,7 @@ from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.delivery import reads
 from relay.doctor.report import Target, list_dir, listed, recheck
-from relay.ledger import archive_pack, attachments
-from relay.ledger.archive_pack import DAY_NS
+from relay.ledger import attachments
 from relay.ledger.check import RESTORE
 from relay.ledger.file import open_readonly
 

@@ -137,13 +137,13 @@ class Ledger:
             raise LedgerError(f"{self._path} was removed or replaced while the relay ran")
 
     @classmethod
-    def open(cls, path: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Ledger:
+    def open(cls, path: str) -> Ledger:
         """Open the ledger for writing; create it if it does not exist.
 
         Errors: VersionError when a newer version wrote it; LedgerError when it is not a database.
         """
         _restrict(path)
-        connection = ledger_file.connect(path, timeout_s=busy_timeout_ms / 1000, cached=256)
+        connection = ledger_file.connect(path, timeout_s=BUSY_TIMEOUT_MS / 1000, cached=256)
         try:
             set_up(connection, path)
         except BaseException:

@@ -112,8 +112,7 @@ def read_file(home: Home, path: str) -> bytes | None:
 
     ``path``: in the home, as in the ledger. Errors: OSError; FormatError for a damaged pack.
     """
-    from relay.base import fsio
-    from relay.ledger import archive_pack
+    from relay.base import archive_pack, fsio
 
     *folder, name = path.split("/")
     with home.dirs() as dirs:

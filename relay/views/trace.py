@@ -125,7 +125,7 @@ def _hops_about(home: Home, message_id: str, last: Set[str]) -> Iterator[Hop]:
 
 def _file_at(home: Home, facts: dict[str, Any]) -> str | None:
     """Return where an archived message's file is now; None for other messages."""
-    from relay.ledger import archive_pack
+    from relay.base import archive_pack
 
     path = facts.get("file") or ""
     return archive_pack.locate(home, path) if path.startswith("archive/") else None

@@ -6,10 +6,9 @@ import contextlib
 import os
 import tarfile
 
-from relay.base import fsio
+from relay.base import archive_pack, fsio
 from relay.base.clock import NS_PER_S, iso_date
 from relay.base.home import Home
-from relay.ledger import archive_pack
 
 
 class Originals:

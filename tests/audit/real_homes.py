@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_sdk import Agent
+from relay.base import archive_pack
 from relay.base.config import Config, RetentionSettings
 from relay.base.home import LEDGER
 from relay.daemon.housekeeper import packable, run_retention
-from relay.ledger import archive_pack
 from tests.box import Box
 from tests.procs import PATIENCE_S, Relay, relay, until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from relay.audit.sources import originals
+from relay.base import archive_pack
+from relay.base.archive_pack import zstd
 from relay.base.errors import FormatError
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import zstd
 
 NAMES = (
     "archive/2026-01-31/alice/1769851800000000001-a1.msg",

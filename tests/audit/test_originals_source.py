@@ -7,9 +7,9 @@ from pathlib import Path
 
 from relay.audit.sources import originals
 from relay.audit.sources.originals import ArchiveUnit, Original, read_unit
+from relay.base import archive_pack
 from relay.base.home import Home
 from relay.base.names import sha256_hex
-from relay.ledger import archive_pack
 
 DAY = "2026-01-31"
 TEXT = b"TO: bob\n\nhello\n"

@@ -18,12 +18,12 @@ from relay.audit import extract, home_files, lake_columns
 from relay.audit.extract import AGAIN, extracted, update
 from relay.audit.lake import Lake, LakeManifest, open_lake, read_rows
 from relay.audit.snapshot import HomeSnapshot, snapshot_home
+from relay.base import archive_pack
 from relay.base.clock import NS_PER_S
 from relay.base.config import Config, JournalSettings, RetentionSettings, StoreSettings
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER
 from relay.daemon.housekeeper import packable
-from relay.ledger import archive_pack
 from tests.audit.home_builder import FILE_SIZE, START_NS, HomeBuilder, stored_message
 from tests.audit.printed import relay_audit
 from tests.box import Box

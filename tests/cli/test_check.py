@@ -15,13 +15,12 @@ import pytest
 
 from agent_sdk import Agent
 from relay.acomm import model, store_file
-from relay.base import crypto
+from relay.base import archive_pack, crypto
 from relay.base.config import Config, SearchSettings
 from relay.base.home import LEDGER, STORE
 from relay.cli import run
 from relay.journal.format import FOOTER
 from relay.journal.segment import segment_path
-from relay.ledger import archive_pack
 from relay.search.index import Index
 from tests.acomm.support import BAD, FIXTURES, GOOD, message, patch, small_store
 from tests.box import Box

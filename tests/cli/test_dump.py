@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.base import archive_pack
 from relay.cli import run
 from relay.journal.files import SegmentCheck
 from relay.journal.format import crc64
@@ -18,7 +19,6 @@ from relay.journal.manifest_format import MANIFEST_RECORD
 from relay.journal.manifest_reader import chunk_path, read_manifest
 from relay.journal.segment import segment_path
 from relay.journal.warm import compress
-from relay.ledger import archive_pack
 from tests.box import Box
 from tests.cli.conftest import open_journal
 from tests.journal.manifest_support import FIXTURES, STREAM_1, STREAM_2, silent

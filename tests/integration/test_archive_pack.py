@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
+from relay.base import archive_pack
+from relay.base.archive_pack import PackedDay
 from relay.base.errors import FormatError
 from relay.base.home import Home
 from relay.delivery.file_ops import render_retry
-from relay.ledger import archive_pack
-from relay.ledger.archive_pack import PackedDay
 from tests.box import Box
 from tests.disk import flip, killed_before, steps_of
 

@@ -17,12 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from agent_sdk import Agent
-from relay.base import fsio
+from relay.base import archive_pack, fsio
 from relay.base.config import Config, DiskSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Finding, Severity, Target, examine, files, repair, system
-from relay.ledger import archive_pack
 from tests.box import Box
 from tests.integration.test_wal import reader
 from tests.procs import meanwhile, relay, until

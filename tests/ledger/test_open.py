@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.errors import EXIT_FAILED, LedgerBusy, LedgerError, VersionError
+from relay.ledger import ledger as ledger_module
 from relay.ledger import schema as schema_module
 from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
@@ -62,16 +63,14 @@ def test_the_schema_is_whole_or_none(ledger_path: str, monkeypatch: pytest.Monke
 
 def test_the_settings_of_appendix_b_are_in_force(ledger_path: str) -> None:
     Path(ledger_path).write_bytes(b"")  # left by a crash, it becomes a ledger
-    opened = Ledger.open(ledger_path, busy_timeout_ms=17)
+    opened = Ledger.open(ledger_path)
     normal, memory = 1, 2
     for pragma, value in (
         *(("journal_mode", "wal"), ("synchronous", normal), ("foreign_keys", 1)),
-        *(("busy_timeout", 17), ("cache_size", -2000), ("temp_store", memory)),
+        *(("busy_timeout", 5000), ("cache_size", -2000), ("temp_store", memory)),
     ):
         assert opened._db.execute(f"PRAGMA {pragma}").fetchone() == (value,), pragma
     opened.close()
-    with contextlib.closing(Ledger.open(ledger_path)) as opened:
-        assert opened._db.execute("PRAGMA busy_timeout").fetchone() == (5000,)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], indirect=True)
@@ -164,8 +163,11 @@ def test_a_file_taken_away_under_the_connection_is_noticed(ledger_path: str, rep
 # -- another writer ------------------------------------------------------------------------
 
 
-def test_a_lock_held_by_another_writer_is_said_in_one_line(ledger_path: str) -> None:
-    ours = Ledger.open(ledger_path, busy_timeout_ms=1)
+def test_a_lock_held_by_another_writer_is_said_in_one_line(
+    ledger_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "BUSY_TIMEOUT_MS", 1)
+    ours = Ledger.open(ledger_path)
     other = Look(ledger_path)
     other.db.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerBusy) as caught:
@@ -181,11 +183,14 @@ def test_a_lock_held_by_another_writer_is_said_in_one_line(ledger_path: str) -> 
     ours.close()
 
 
-def test_a_new_ledger_waits_for_nobody_forever(ledger_path: str) -> None:
+def test_a_new_ledger_waits_for_nobody_forever(
+    ledger_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "BUSY_TIMEOUT_MS", 1)
     with Look(ledger_path) as other:
         other.db.execute("BEGIN EXCLUSIVE")
         with pytest.raises(LedgerBusy) as caught:
-            Ledger.open(ledger_path, busy_timeout_ms=1)
+            Ledger.open(ledger_path)
     assert "locked" in one_line(caught.value, ledger_path)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from relay.acomm.model import Priority
+from relay.base import archive_pack
 from relay.base.clock import duration_ms
 from relay.base.errors import FormatError, MessageError, RelayError
 from relay.base.home import REJECTED
@@ -37,7 +38,6 @@ from relay.base.message import (
 )
 from relay.base.names import MSG_SUFFIX, sha256_hex, shown, uuid4_of
 from relay.delivery.file_ops import DUPLICATES
-from relay.ledger import archive_pack
 
 if sys.version_info >= (3, 14):
     from compression import zstd
