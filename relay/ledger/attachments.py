@@ -47,7 +47,7 @@ Version = tuple[int, int, int]  # inode, size, mtime: a changed file is read aga
 Key = tuple[str, Version]  # its SHA-256 by name, and the version of the file
 
 
-Fault = tuple[IncidentKind | None, Refusal]  # None: missing or too large, which is no incident
+Fault = tuple[IncidentKind | None, Refusal]  # None where it is only missing or too large
 
 
 def _fault(reason: str, kind: IncidentKind | None = None) -> Fault:

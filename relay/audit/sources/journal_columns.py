@@ -36,7 +36,7 @@ class _Metadata(msgspec.Struct, gc=False):
     created_ns: _Word = None
 
 
-class _Message(msgspec.Struct, gc=False):
+class _MessageFields(msgspec.Struct, gc=False):
     id: int = 0
     message_type: int = 0
     sender: str | None = None
@@ -47,7 +47,7 @@ class _Message(msgspec.Struct, gc=False):
     metadata: _Metadata | None = None
 
 
-class _Origin(msgspec.Struct, gc=False):
+class _OriginFields(msgspec.Struct, gc=False):
     agent: str | None = None
     path: str | None = None
     checksum: str | None = None
@@ -55,13 +55,13 @@ class _Origin(msgspec.Struct, gc=False):
     discovered_at: int | None = None
 
 
-class _Delivery(msgspec.Struct, gc=False):
+class _DeliveryFields(msgspec.Struct, gc=False):
     state: int = 0
     attempt: int = 0
     due_ms: int = 0
 
 
-class _Channel(msgspec.Struct, gc=False):
+class _ChannelFields(msgspec.Struct, gc=False):
     id: int = 0
 
 
@@ -69,7 +69,7 @@ class _Note(msgspec.Struct, gc=False):
     name: str = ""
 
 
-class _Event(msgspec.Struct, gc=False):
+class _EventFields(msgspec.Struct, gc=False):
     type: str = ""
     message_id: int | str | None = None  # FileRefused and OfferChanged have the relay's
     message_ids: list[int] | None = None
@@ -89,23 +89,23 @@ class _Event(msgspec.Struct, gc=False):
     by_ms: int | None = None
     held: bool = False
     channel_id: int | None = None
-    channel: _Channel | None = None
+    channel: _ChannelFields | None = None
     note: _Note | None = None
-    delivery: _Delivery | None = None
-    origin: _Origin | None = None
-    message: _Message | None = None
+    delivery: _DeliveryFields | None = None
+    origin: _OriginFields | None = None
+    message: _MessageFields | None = None
 
 
 class _Frame(msgspec.Struct, gc=False):
     v: int
-    event: _Event | None = None
+    event: _EventFields | None = None
     start: Start | None = None
     checkpoint: Checkpoint | None = None
     sealed: bytes | None = None
     seq: int | None = None
 
 
-_NO_EVENT = _Event()
+_NO_EVENT = _EventFields()
 _decode = msgspec.msgpack.Decoder(_Frame).decode
 _WITH_RELAY_ID = ("FileRefused", "OfferChanged")  # as their message_id
 GAP, SEALED = "Gap", "Sealed"
@@ -122,7 +122,7 @@ class RecordRows:
         self.ends = [row[1] for row in rows]
         self.at_ms = [row[2] for row in rows]
         self.frames = [row[3] for row in rows]
-        self.events: list[_Event] = [frame.event or _NO_EVENT for frame in self.frames]
+        self.events: list[_EventFields] = [frame.event or _NO_EVENT for frame in self.frames]
 
     def where(self, chosen: Sequence[bool]) -> RecordRows:
         """Those of which ``chosen`` says so, in order."""
@@ -184,11 +184,11 @@ def _list(values: Callable[[RecordRows], list[Any]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), kind)
 
 
-def _of_events(value: Callable[[_Event], Any]) -> Make:
+def _of_events(value: Callable[[_EventFields], Any]) -> Make:
     return lambda rows, kind: pa.array([value(event) for event in rows.events], kind)
 
 
-def _of_message(value: Callable[[_Message], Any]) -> Make:
+def _of_message(value: Callable[[_MessageFields], Any]) -> Make:
     """Make a column from the message of a MessageSent; NULL for other events."""
     return lambda rows, kind: pa.array(
         [None if (m := event.message) is None else value(m) for event in rows.events], kind
@@ -208,7 +208,7 @@ def _time_s(values: Callable[[RecordRows], list[int | None]]) -> Make:
     return lambda rows, kind: pa.array(values(rows), pa.int64()).cast(_SECONDS).cast(kind)
 
 
-def _created_s(event: _Event) -> int | None:
+def _created_s(event: _EventFields) -> int | None:
     if event.message is None or event.message.created_at > LAST_SECOND:
         return None
     return event.message.created_at
@@ -244,7 +244,7 @@ def _control(frame: Any) -> str:
     return "Start" if frame.start else "Checkpoint" if frame.checkpoint else "Unknown"
 
 
-def _about(event: _Event) -> Sequence[int]:
+def _about(event: _EventFields) -> Sequence[int]:
     """Return the engine's numbers of the messages that an event is about, each once."""
     if event.message is not None:
         return (event.message.id,)
@@ -268,7 +268,7 @@ def _message_numbers(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return pa.array(numbers, pa.list_(pa.uint64())).cast(kind)
 
 
-def _recipients(event: _Event) -> Sequence[str] | None:
+def _recipients(event: _EventFields) -> Sequence[str] | None:
     if event.recipients is not None:
         return event.recipients
     if event.recipient is not None:
@@ -309,7 +309,7 @@ def _deliveries(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(at, flat, type=kind)
 
 
-def _state(event: _Event) -> str | None:
+def _state(event: _EventFields) -> str | None:
     if (known := _STATE_OF.get(event.type)) is not None:
         return known
     if event.type == "DeliveriesMoved":
@@ -317,7 +317,7 @@ def _state(event: _Event) -> str | None:
     return None if event.delivery is None else _STATES.get(event.delivery.state)
 
 
-def _attempt(event: _Event) -> int | None:
+def _attempt(event: _EventFields) -> int | None:
     if event.delivery is not None:
         return event.delivery.attempt
     return event.attempt or None
@@ -330,7 +330,7 @@ def _due_ms(rows: RecordRows) -> list[int | None]:
     ]
 
 
-def relay_id_of(event: _Event) -> str | None:
+def relay_id_of(event: _EventFields) -> str | None:
     """Return the message_id that an event has."""
     if event.message is not None:
         return _metadata_text(event.message, "relay_id")
@@ -340,22 +340,22 @@ def relay_id_of(event: _Event) -> str | None:
     return (event.relay_id or None) if event.type == "DeadLetterDiscarded" else None
 
 
-def _to(event: _Event) -> str | None:
+def _to(event: _EventFields) -> str | None:
     if event.message is not None:
         return _metadata_text(event.message, "to")
     return event.origin.target if event.origin is not None else None
 
 
-def _metadata_text(message: _Message, name: str) -> str | None:
+def _metadata_text(message: _MessageFields, name: str) -> str | None:
     value = getattr(message.metadata, name, None)
     return value if isinstance(value, str) else None
 
 
-def _kind(message: _Message) -> str | None:
+def _kind(message: _MessageFields) -> str | None:
     return _metadata_text(message, "kind") or _KIND_OF.get(message.message_type)
 
 
-def _created_ns(event: _Event) -> int | None:
+def _created_ns(event: _EventFields) -> int | None:
     if event.message is not None:
         value = getattr(event.message.metadata, "created_ns", None)
         return value if type(value) is int else None
@@ -370,7 +370,7 @@ def _channel_id(rows: RecordRows, kind: pa.DataType) -> pa.Array:
     return _u64([_channel_of(event) for event in rows.events], kind)
 
 
-def _channel_of(event: _Event) -> int | None:
+def _channel_of(event: _EventFields) -> int | None:
     for owner, name in ((event.message, "channel_id"), (event.channel, "id")):
         if owner is not None:
             return int(getattr(owner, name))
