@@ -244,13 +244,13 @@ def test_a_check_that_ends_spark_or_never_ends_is_blamed_and_the_next_ones_run(
     path = put(home, "c_long", f"{WARNING}{long}")
     for name in ("a_before", "d_behind"):
         put(home, name, f"{WARNING}SELECT message_id FROM messages")
-    jobs, lines = run_own(home, tmp_path, 15)
+    jobs, lines = run_own(home, tmp_path, 30)
     hungry, ended = lines
     assert hungry == (
         f"own.b_hungry: could not run: {home.root}/audit.d/b_hungry.sql: Spark ran out of memory: "
         "SPARK_DRIVER_MEMORY is 512m; SPARK_DRIVER_MEMORY=8g gives it more; fewer jobs need less"
     )
-    said = f"own.c_long: could not run: {path}: it was cancelled after 15 s; make it read less: "
+    said = f"own.c_long: could not run: {path}: it was cancelled after 30 s; make it read less: "
     assert ended.startswith(said)
     assert {name: job["warnings"] for name, job in jobs.items()} == {
         "own.a_before": 1,
