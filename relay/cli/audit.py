@@ -367,7 +367,7 @@ def exit_on_signal(line: str) -> Iterator[None]:
     So Spark is stopped and copies are removed; ``line`` goes to stderr and the process exits with
     130, 143 or 129. A process that ignores SIGHUP (nohup) continues.
     """
-    came: list[int] = []  # numbers of signals; the first one counts
+    came: list[int] = []  # empty after ^C, for which PySpark has a handler of its own
 
     def interrupt(number: int, _: FrameType | None) -> None:
         came.append(number)
@@ -384,11 +384,15 @@ def exit_on_signal(line: str) -> Iterator[None]:
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal is closed
             click.echo(f"relay: {line}", err=True)
-        sys.exit(EXIT_SIGNALLED + came[0])
+        sys.exit(EXIT_SIGNALLED + _first(came))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         logging.getLogger().removeHandler(muted)
+
+
+def _first(came: Sequence[int]) -> int:
+    return came[0] if came else signal.SIGINT
 
 
 @contextlib.contextmanager
@@ -405,7 +409,7 @@ def _resend_swallowed(came: Sequence[int]) -> Iterator[None]:
             return
         while True:
             try:
-                threading.Timer(RESEND_S, os.kill, (os.getpid(), came[0])).start()
+                threading.Timer(RESEND_S, os.kill, (os.getpid(), _first(came))).start()
                 return
             except KeyboardInterrupt:
                 pass  # on a busy machine it comes before this returns, where it is ignored as well

@@ -33,6 +33,24 @@ def test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(
     assert capsys.readouterr().err == "relay: it was interrupted\n"
 
 
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_a_handler_that_replaced_ours_ends_it_as_well(
+    is_swallowed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PySpark sets one of its own for ^C, once its context has started."""
+    with pytest.raises(SystemExit) as ended, exit_on_signal("it was interrupted"):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_swallowed:
+            thing = Thing()
+            reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+            del thing
+            assert reference() is None
+            threading.Event().wait(PATIENCE_S)
+        signal.raise_signal(signal.SIGINT)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "relay: it was interrupted\n"
+
+
 def test_one_that_comes_again_while_it_is_arranged_is_not_swallowed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
