@@ -12,7 +12,7 @@ A power cut may undo renames that were not synced, and leave files without their
 | read, taken | whole in the inbox | moved to inbox/.read again |
 | read, removed; or cancelled | in the inbox | removed again |
 | read, answered or ended | damaged in the inbox | removed |
-| delivered again, after it left the store | damaged in the inbox | removed; then due again |
+| delivered again, after it left the store | damaged in the inbox | due again, then removed |
 
 Lately means since the last checkpoint, before which everything is synced; so it is before
 messages roll into an archive. See docs/states.md.
@@ -169,7 +169,9 @@ class InboxRepair:
 
     def _clear(self, agent: str, message_id: str, row: DeliveryFacts, now_ns: int) -> None:
         """Errors: OSError, UnsafePath."""
-        is_further = row.state == "written" and row.attempt > 1
+        state = self._store.state
+        has_left = state.relay_ids.get(message_id) not in state.messages
+        is_further = row.state == "written" and row.attempt > 1 and has_left
         if row.state not in ENDED and not is_further:
             return
         name = message_id + MSG_SUFFIX
