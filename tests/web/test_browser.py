@@ -331,6 +331,31 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
+HELD = """(() => { const asked = fetch;
+window.asks = 0;
+window.fetch = async (address, options) => {
+  window.asks += 1;
+  const response = await asked(address, options);
+  if (window.letGo || !String(address).endsWith("/search")) return response;
+  await new Promise((done) => { window.letGo = done; });
+  return response;
+}; })()"""  # the first answer to /search is on its way until window.letGo is called
+
+
+def test_what_happens_while_another_page_is_on_its_way_is_on_it(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/"))
+    page.tells(HELD)
+    find(page, 'a[href="/search"]').click()
+    until(lambda: page.tells("!!window.letGo"), "the answer is there")
+    asks = page.tells("window.asks")
+    send(home, "alice", "after the answer was made")
+    until(lambda: page.tells("window.asks") > asks, "the page before it has looked again")
+    page.tells("window.letGo()")
+    wait_for(page, "after the answer was made", SOON_S)
+
+
 def test_a_page_of_another_port_reads_nothing_and_sends_nothing(
     page: Page, served: Served, home: Path
 ) -> None:

@@ -159,8 +159,11 @@
   });
 
   let stream = null; // of the tab that is seen; a browser has few connections
+  // What happened since the page that is shown was made is told at once.
   async function follow() {
-    if (stream || document.hidden) return;
+    stream?.attempt.abort();
+    stream = null;
+    if (document.hidden) return;
     const mine = (stream = {});
     for (let pause = 250; stream === mine; pause = Math.min(2 * pause, 4000)) {
       const attempt = (mine.attempt = new AbortController());
@@ -189,11 +192,7 @@
     }
     if (stream === mine) stream = null;
   }
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) return follow();
-    stream?.attempt.abort();
-    stream = null;
-  });
+  document.addEventListener("visibilitychange", follow);
 
   if (root.dataset.position) follow();
   else go(location.href, false);
