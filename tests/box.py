@@ -93,7 +93,7 @@ class Box:
         self.config = _flushing_often(config or Config())
         self.disk = FakeDisk()
         self.clock = FakeClock()
-        self.clock.advance(seconds)
+        self.clock.jump(seconds)  # the other clock begins again with each boot
         self.boot = boot
         self.log: list[dict[str, Any]] = []
         self._names = 0

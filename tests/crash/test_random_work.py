@@ -1,12 +1,16 @@
 """Random work of agents, ended at random calls: what was accepted arrives, and all agree.
 
 The other tests of this folder interrupt a piece of work once. Here three agents send, read, answer,
-cancel, join and wait, days pass, and again and again the relay is killed, in a start as well, or
-the power goes in one of the ways of ``tests.power``. Then nobody interrupts it any more.
+cancel, join and wait, days pass, the clock is set, mailboxes go and come back, disks are full, and
+again and again the relay is killed, in a start as well, or the power goes in one of the ways of
+``tests.power``. Then nobody interrupts it any more.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from relay.base import fsio
-from relay.base.config import Config, StoreSettings
+from relay.base.config import Config, JournalSettings, StoreSettings
+from relay.base.errors import RelayError
 from relay.base.names import ORCHESTRATOR
 from relay.delivery.eventlog import EventLog
 from tests.box import Box
@@ -29,6 +34,17 @@ AGENTS = ("alice", "bob", "carol")
 HEADERS = ("", "", "", "DELIVERY: at-least-once\n", "DELIVERY: exactly-once\n", "TTL: 40\n")
 TARGETS = (*AGENTS, "*", "nobody", "#team", "#team", "#stick")
 PAUSES_S = (0.5, 1, 5, 30, 61, 1_900, 100_000)
+JUMPS_S = (-100_000, -3_600, -30, 30, 3_600, 100_000)
+LEAVING = ("bob", "carol")  # retired, or their mailboxes are away for a while
+CHANNEL_SETTINGS = (
+    "retention: count 3",
+    "retention: forever",
+    "delivery: at-least-once",
+    "delivery: at-most-once",
+    "max_pending: 2",
+    "max_pending: none",
+    "echo: true",
+)
 OPEN = ("held", "staged")
 
 
@@ -44,12 +60,20 @@ class Work:
         self._sent: list[str] = []
         self._taken: set[tuple[str, str]] = set()
         self._accepted: set[str] = set()
+        self._away = ""  # whose mailbox
+        self._came_back: set[str] = set()
+        self._refused = 0  # that many of the next calls of the relay find the disk full
         rolling = {
             "roll_after_s": dice.choice((60, 3_600)),
             "roll_messages": dice.choice((5, 1000)),
         }
-        self._config = Config(store=StoreSettings(encrypt=dice.random() < 0.2, **rolling))
+        store = StoreSettings(encrypt=dice.random() < 0.2, **rolling)
+        small = JournalSettings(segment_bytes=4_096, compress_after_s=0)
+        journal = dice.choice((JournalSettings(), small))
+        self._config = Config(store=store, journal=journal)
         self.box = Box(root / "home-0", *AGENTS, config=self._config)
+        self.box.command("alice", "channel.create", "CHANNEL: builds", "TYPE: pubsub")
+        self.box.command("bob", "channel.subscribe", "CHANNEL: builds", "PATTERN: build.#")
         self.box.join("team", *AGENTS)
         self.box.join("stick", "alice", "bob")
         self.box.command("alice", "channel.config", "CHANNEL: stick", "sticky_messages: true")
@@ -75,7 +99,13 @@ class Work:
         self._disk.falls_at = self._dice.choice(
             (0, self._dice.randint(1, 60), self._dice.randint(1, 400))
         )
-        self._patch.setattr(fsio, "fault", self._disk)
+        self._patch.setattr(fsio, "fault", self._fault)
+
+    def _fault(self, call: str, name: str) -> None:
+        if self._refused and call in ("create", "write", "truncate"):
+            self._refused -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        self._disk(call, name)
 
     def _run(self, work: Callable[[], object]) -> None:
         try:
@@ -86,6 +116,8 @@ class Work:
     def _die(self) -> None:
         """The relay is killed, or the power goes; the next one starts, and may die in that."""
         self._patch.setattr(fsio, "fault", lambda *_: None)
+        self._refused = 0
+        self._put_back()
         was_killed = self._dice.random() < 0.3
         self.box.kill()
         if not was_killed:
@@ -118,12 +150,23 @@ class Work:
             (3, self._settle_dead_letter),
             (2, self._join),
             (7, self._die),
+            (3, self._set_clock),
+            (3, self._move_mailbox),
+            (2, self._retire),
+            (3, self._change_channel),
+            (3, self._publish),
+            (3, self._attach),
+            (2, self._remove),
+            (2, self._tidy),
+            (3, self._fill_disk),
         )
         weights, acts = zip(*actions, strict=True)
         self._dice.choices(acts, weights)[0]()
 
     def _drop(self, agent: str, text: str) -> str:
         self._names += 1
+        if agent == self._away:
+            agent = "alice"
         return self.box.drop(agent, text, f"{1_000_000_000 + self._names}-{self._names:04x}.msg")
 
     def _order(self, agent: str, action: str, line: str) -> None:
@@ -143,12 +186,17 @@ class Work:
         pause_s = self._dice.choice(PAUSES_S)
         self._run(lambda: self.box.after(pause_s))
 
+    def _oldest(self, agent: str) -> list[str]:
+        """The ids of what stands in an inbox, some of the oldest."""
+        inbox = self.box.path("agents", agent, "inbox")
+        found = sorted(path.stem for path in inbox.glob("*.msg"))[: self._dice.randint(1, 3)]
+        self._taken.update((message_id, agent) for message_id in found)
+        return found
+
     def _read(self) -> None:
         agent = self._dice.choice(AGENTS)
-        found = sorted(path.stem for path in self.box.path("agents", agent, "inbox").glob("*.msg"))
-        for message_id in found[: self._dice.randint(1, 3)]:
+        for message_id in self._oldest(agent):
             self.box.take(agent, message_id)
-            self._taken.add((message_id, agent))
             if self._dice.random() < 0.4:
                 word = self._dice.choice(("completed", "in_progress"))
                 self._drop(agent, f"TO: alice\nKIND: ack\nRE: {message_id}\n\n{word}")
@@ -169,13 +217,93 @@ class Work:
         self._drop(self._dice.choice(AGENTS), f"TO: {ORCHESTRATOR}\nKIND: {kind}\n\nCHANNEL: stick")
         self._run(self.box.tick)
 
+    def _publish(self) -> None:
+        topic = self._dice.choice("abc")
+        text = f"TO: #builds\nTOPIC: build.{topic}\n\n{self._names}"
+        self._sent.append(self._drop(self._dice.choice(AGENTS), text))
+        self._run(self.box.tick)
+
+    def _attach(self) -> None:
+        content = self._dice.randbytes(8)
+        self.box.attach(content)
+        digest = hashlib.sha256(content).hexdigest()
+        text = f"TO: {self._dice.choice(TARGETS)}\nATTACHMENT: sha256:{digest}\n\nwith it"
+        self._sent.append(self._drop("alice", text))
+        self._run(self.box.tick)
+
+    def _remove(self) -> None:
+        agent = self._dice.choice(AGENTS)
+        for message_id in self._oldest(agent):
+            self.box.remove(agent, message_id)
+        self._run(self.box.tick)
+
+    # -- what the operator and the machine do ------------------------------------------------
+
+    def _set_clock(self) -> None:
+        self.box.clock.jump(self._dice.choice(JUMPS_S))
+        self._run(self.box.tick)
+
+    def _move_mailbox(self) -> None:
+        """Of somebody to elsewhere, or the one that is away back."""
+        if not self._put_back():
+            self._away = self._dice.choice(LEAVING)
+            os.rename(self.box.path("agents", self._away), self._elsewhere())
+        self._run(self.box.tick)
+
+    def _elsewhere(self) -> Path:
+        return self.box.path("tmp", f"away-{self._away}")
+
+    def _put_back(self) -> bool:
+        """Put back the mailbox that is away, if there is one."""
+        was_away = self._away
+        if was_away:
+            os.rename(self._elsewhere(), self.box.path("agents", was_away))
+            self._came_back.add(was_away)
+            self._away = ""
+        return was_away != ""
+
+    def _retire(self) -> None:
+        action = self._dice.choice(("agent.retire", "agent.revive", "agent.revive"))
+        self._order("operator", action, f"NAME: {self._dice.choice(LEAVING)}")
+
+    def _change_channel(self) -> None:
+        actions = ("channel.pause", "channel.resume", "channel.drain", "channel.config")
+        action = self._dice.choice(actions)
+        setting = self._dice.choice(CHANNEL_SETTINGS) if action == "channel.config" else ""
+        self._order("operator", action, f"CHANNEL: team\n{setting}")
+
+    def _tidy(self) -> None:
+        actions = ("prune", "archive.pack", "journal.seal", "journal.compress")
+        self._order("operator", self._dice.choice(actions), "")
+
+    def _fill_disk(self) -> None:
+        self._refused = self._dice.choice((1, 2, 5, 30))
+        self._run(self._work_on_full_disk)
+        self._refused = 0
+
+    def _work_on_full_disk(self) -> None:
+        """A session that fails ends, and the daemon begins another one."""
+        work = self.box.tick
+        for _ in range(self._refused):
+            try:
+                return work()
+            except (OSError, RelayError):
+                self.box.kill()
+                work = self.box.open
+        work()
+
     # -- the end ---------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Nothing happens any more: all that is due is done, and what is final rolls."""
         self._patch.setattr(fsio, "fault", lambda *_: None)
         self._disk.close()
-        for pause_s in (*[61] * 8, *[1_900] * 3):
+        self._put_back()
+        self.box.tick(3)
+        for agent in LEAVING:
+            self.box.command("operator", "agent.revive", f"NAME: {agent}")
+        self.box.command("operator", "channel.resume", "CHANNEL: team")
+        for pause_s in (*[61] * 8, *[1_900] * 3, 100_000, 61, 61):
             self.box.after(pause_s)
         self.box.flush()
         self.box.tick(40)
@@ -205,7 +333,8 @@ class Work:
             wrong.append(f"{about}, and {'stands' if is_there else 'does not stand'} in the inbox")
         if state == "read" and (message_id, agent) not in self._taken:
             wrong.append(f"{about}, and nobody took it")
-        if is_there and state not in ("written", "acked", "dead"):
+        may_stand = ("bounced", "expired") if agent in self._came_back else ()
+        if is_there and state not in ("written", "acked", "dead", *may_stand):
             wrong.append(f"{about}, and stands in the inbox")
         if is_there and state != "acked" and b"\n\n" not in path.read_bytes():
             wrong.append(f"{about}, and its file is damaged")
@@ -215,7 +344,7 @@ class Work:
 def play(root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work from a seed, healed, and looked at."""
     work = Work(root, seed, monkeypatch)
-    for _ in range(40):
+    for _ in range(50):
         work.step()
     work.heal()
     assert work.faults() == []
