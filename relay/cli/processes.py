@@ -179,7 +179,7 @@ def logs(ctx: click.Context, home: str | None, name: str | None, most: int, foll
     """
     with open_home(ctx, home) as opened:
         own = os.path.basename(LOG)
-        file = LogFile(opened, own if name is None else f"{check_agent_name(name)}.log")
+        file = LogFile(opened.root, own if name is None else f"{check_agent_name(name)}.log")
         lines = file.last(most)
         if not lines and not file.is_there:
             raise _no_output(opened, name)
@@ -234,11 +234,11 @@ class LogFile:
     again.
     """
 
-    def __init__(self, home: Home, name: str) -> None:
-        """``name``: of the file."""
+    def __init__(self, root: str, name: str) -> None:
+        """``root``: of the home, which may be restored meanwhile; ``name``: of the file."""
         self.is_there = False  # at the last look
         self.rest = b""  # the beginning of the last line
-        self._home = home
+        self._root = root
         self._name = name
         self._inode = 0
         self._at = 0
@@ -278,7 +278,7 @@ class LogFile:
     def _open(self, name: str) -> IO[bytes]:
         """Open a file of the folder; one that is missing is empty."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
+        with Home(self._root) as home, home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
             folder = dirs.get(os.path.dirname(LOG))
             return os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
         return io.BytesIO()

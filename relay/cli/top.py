@@ -11,11 +11,10 @@ import os
 import re
 import select
 import shutil
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -34,6 +33,11 @@ from relay.cli.common import (
 from relay.cli.tables import colour, cut, cut_middle, table_lines
 from relay.views.agents import AgentAlert, find_alerts, unread
 from relay.views.sessions import agent_states
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from relay.ledger.file import Connection
 
 REFRESH_S = 1.0
 COLUMNS = ("AGENT", "STATUS", "OUTBOX", "UNREAD", "OWES", "SEEN", "NOTE")
@@ -113,7 +117,7 @@ def top(ctx: click.Context, home: str | None, every_s: float) -> None:
                 click.echo(line)
 
 
-def _refresh(home: Home, db: sqlite3.Connection, every_s: float) -> None:
+def _refresh(home: Home, db: Connection, every_s: float) -> None:
     """Draw the screen again after each key, and with new facts when they are due."""
     previous, current, first, is_help = None, snapshot(home, db), 0, False
     due = time.monotonic() + every_s
@@ -174,8 +178,9 @@ def _pressed(timeout_s: float) -> list[str]:
     return ONE_KEY.findall(text)
 
 
-def snapshot(home: Home, db: sqlite3.Connection) -> Snapshot:
-    """Collect what is shown now."""
+def snapshot(home: Home, db: Connection) -> Snapshot:
+    """Collect what is shown now. Errors: LedgerError, also when it was replaced."""
+    db.check_file()
     answer = ask(home)
     status = answer.status
     owed = (status or {}).get("owed") or {}

@@ -153,6 +153,15 @@ class Connection(sqlite3.Connection):
     """
 
     path = ""
+    inode: int | None = None  # of the file that was opened
+
+    def check_file(self) -> None:
+        """Errors: LedgerError when the file was removed or replaced while it is open."""
+        if _inode(self.path) != self.inode:
+            raise LedgerError(
+                f"{self.path} was removed or replaced while it was open",
+                hint="begin again with the one that is there now",
+            )
 
     def execute(self, sql: str, values: Any = ()) -> _LedgerCursor:
         """Run one statement."""
@@ -172,6 +181,7 @@ def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128
 
     ``uri``: SQLite's URI of the file, where it needs options.
     """
+    inode = _inode(path)
     with translated_errors(path):
         connection = sqlite3.connect(
             uri or path,
@@ -181,7 +191,7 @@ def connect(path: str, *, timeout_s: float = 5, uri: str = "", cached: int = 128
             cached_statements=cached,
             factory=Connection,
         )
-    connection.path = path
+    connection.path, connection.inode = path, inode
     return connection
 
 
@@ -255,6 +265,12 @@ def require_migratable(path: str, version: int) -> None:
 def _is_read_only(path: str) -> bool:
     """True if no file can be created beside it: another user's folder, a read-only disk."""
     return not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK)
+
+
+def _inode(path: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ino
+    return None
 
 
 def _size(path: str) -> int:

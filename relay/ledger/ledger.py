@@ -118,23 +118,17 @@ BUSY_TIMEOUT_MS = 5000  # longest wait for another process that writes the ledge
 class Ledger:
     """The daemon's connection. Used from the loop's thread alone."""
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: ledger_file.Connection, path: str) -> None:
         self._db = connection
         self.agents = AgentTable(connection)
         self.deliveries = DeliveryTable(connection)
         self.offers = OfferTable(connection)
         self.processes = ProcessTable(connection)
         self._path = path
-        self._inode = os.stat(path).st_ino if path else 0  # without a file: a temporary one
 
     def check_file(self) -> None:
         """Errors: LedgerError when the file was removed or replaced while it is open."""
-        try:
-            inode = os.stat(self._path).st_ino
-        except FileNotFoundError:
-            inode = None
-        if inode != self._inode:
-            raise LedgerError(f"{self._path} was removed or replaced while the relay ran")
+        self._db.check_file()
 
     @classmethod
     def open(cls, path: str) -> Ledger:

@@ -17,6 +17,7 @@ from relay.base.home import READ, Home
 from relay.base.names import ORCHESTRATOR
 from relay.base.outcomes import REMOVED, Outcome, is_cancelled
 from relay.ledger import IN_CONTEXT, OFFERED, RETURNED
+from relay.ledger.file import Connection
 from relay.views.ids import read_file
 
 SAME_ANSWER_NS = 2 * NS_PER_S  # an event and its answer are noted in one turn
@@ -78,7 +79,7 @@ class EventCursor:
     """Reading position in audit_log and security_events."""
 
     def __init__(
-        self, db: sqlite3.Connection, since_ns: int | None, newest: int, *, security: bool
+        self, db: Connection, since_ns: int | None, newest: int, *, security: bool
     ) -> None:
         """Start at ``since_ns`` (Unix), or so many events before now."""
         self._db = db
@@ -97,7 +98,11 @@ class EventCursor:
         return int(row[0]) if row else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, oldest first."""
+        """Return the events since the last call, oldest first.
+
+        Errors: LedgerError, also when another ledger is in its place: nothing comes into this one.
+        """
+        self._db.check_file()
         events = [*self._security_events()]
         if self._has_changes:
             rows = self._db.execute(_EVENTS, (self._audit, MAX_EVENTS_PER_READ)).fetchall()

@@ -17,6 +17,7 @@ from agent_sdk.requests import spawn_headers
 from relay.agents.requests import parse_env
 from relay.agents.run_files import rotate
 from relay.base.home import Home
+from relay.cli.processes import LogFile
 from tests.procs import PATIENCE_S, home_of, relay, rows_of, until
 from tests.terminals import lines_in_a_terminal, terminal
 
@@ -82,6 +83,17 @@ def test_output_is_shown_from_its_end_and_as_it_comes(home: Path) -> None:
     view.sendintr()
     view.expect(pexpect.EOF)
     assert relay("logs", "talker", home=home).stdout == "1\n2\n3\n4\n5\nsix\x1b[2J\nseven\n"
+
+
+def test_a_home_that_was_restored_is_followed(tmp_path: Path) -> None:
+    root = home_of(tmp_path / "home")
+    (root / "logs" / "one.log").write_text("before\n")
+    file = LogFile(str(root), "one.log")
+    assert file.last(1) == [b"before\n"]
+    root.rename(tmp_path / "home.before-restore")
+    home_of(root)
+    (root / "logs" / "one.log").write_text("after\n")
+    assert [*file.read()] == [b"after\n"]
 
 
 def test_whose_output_there_is_none_of(home: Path) -> None:

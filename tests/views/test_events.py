@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 
+import pytest
+
+from relay.base.errors import LedgerError
 from relay.base.home import LEDGER
 from relay.ledger.file import open_readonly
 from relay.views.events import EventCursor
@@ -24,3 +29,17 @@ def test_an_earlier_answer_is_not_told_as_the_last_one(box: Box) -> None:
     box.after(5)
     box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nit broke")
     assert acked(box) == ["answered again since", "failed: it broke"]
+
+
+def test_who_follows_a_ledger_hears_that_another_one_is_in_its_place(box: Box) -> None:
+    path = str(box.root / LEDGER)
+    with contextlib.closing(open_readonly(path)) as db:
+        cursor = EventCursor(db, None, 10, security=False)
+        cursor.read()
+        os.rename(path, f"{path}.before")
+        shutil.copyfile(f"{path}.before", path)
+        try:
+            with pytest.raises(LedgerError, match="was removed or replaced while it was open"):
+                cursor.read()
+        finally:
+            os.rename(f"{path}.before", path)
