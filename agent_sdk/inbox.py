@@ -201,19 +201,31 @@ class Inbox:
         return sorted(self._priorities, key=lambda name: (self._priorities[name], name))
 
     def _take(self, dirs: Dirs, name: str) -> Received | None:
-        """Move a file to ``.read`` and parse it; None if another process was faster."""
+        """Move a file to ``.read`` and parse it; None if another process was faster.
+
+        Read first: what no descriptor or memory is left for stays in the inbox, unread.
+        """
         inbox = dirs.get("agents", self._agent, "inbox")
         done = dirs.ensure("agents", self._agent, "inbox", READ)
+        path = self._home.path("agents", self._agent, "inbox", READ, name)
+        found: bytes | OSError | MessageError
+        try:
+            found, _ = fsio.read_regular(name, inbox, MAX_FILE_BYTES, shared=True)
+        except UnsafePath:
+            found = MessageError("it is not a regular file", file=path)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            if exc.errno in fsio.EXHAUSTED:
+                raise
+            found = exc
         try:
             fsio.rename(name, inbox, name, done)
         except FileNotFoundError:
             return None
-        path = self._home.path("agents", self._agent, "inbox", READ, name)
-        try:
-            data, _ = fsio.read_regular(name, done, MAX_FILE_BYTES, shared=True)
-        except UnsafePath as exc:
-            raise MessageError("it is not a regular file", file=path) from exc
-        return _received(data, path, name.removesuffix(MSG_SUFFIX))
+        if not isinstance(found, bytes):
+            raise found
+        return _received(found, path, name.removesuffix(MSG_SUFFIX))
 
     def _is_wanted(self, dirs: Dirs, name: str, wanted: Wanted) -> bool:
         inbox = dirs.get("agents", self._agent, "inbox")

@@ -12,6 +12,7 @@ from watchdog.observers import inotify_c
 
 from agent_sdk import Agent, Kind, MessageError
 from agent_sdk.inbox import InboxWaiter, InotifyWaiter, PollWaiter, open_waiter
+from relay.base import fsio
 from tests.agent_sdk.support import HandRelay, script
 from tests.box import open_descriptors
 
@@ -90,6 +91,18 @@ def test_a_link_in_the_inbox_is_not_followed(
     assert alice.receive(timeout_s=0) is None
 
 
+def test_what_no_descriptor_is_left_for_stays_in_the_inbox(
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = relay.deliver("alice", "x")
+    with monkeypatch.context() as few:
+        few.setattr(fsio, "read_regular", full)
+        with pytest.raises(OSError, match="limit reached"):
+            alice.receive(timeout_s=0)
+    assert relay.waiting("alice", "inbox") == [f"{sent}.msg"]
+    assert alice.receive(timeout_s=0).id == sent
+
+
 def test_two_processes_of_one_agent_never_get_the_same_message(relay: HandRelay) -> None:
     sent = [relay.deliver("alice", "x") for _ in range(300)]
     got: list[list[str]] = [[], []]
@@ -108,7 +121,7 @@ def test_two_processes_of_one_agent_never_get_the_same_message(relay: HandRelay)
     assert sorted(got[0] + got[1]) == sent
 
 
-def full(self: object = None) -> int:
+def full(*_: object, **__: object) -> int:
     raise OSError(errno.EMFILE, "inotify instance limit reached")
 
 
