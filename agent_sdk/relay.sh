@@ -253,8 +253,8 @@ _relay_register() {
         case $known in *"\"$key\""*) return 0 ;; esac
     done
     [ "$known" = '{' ] || known="$known, "
-    temp=$outbox/.pending/meta.json.$$.tmp # left there by a kill it is removed like any orphan
     id=$(_relay_new_id)
+    temp=$outbox/.pending/meta.json.$id.tmp # left there by a kill it is removed like any orphan
     printf '%s"pid": %s, "pid_start_ticks": %s, "started_at": %s, "unregisters": false}\n' \
         "$known" "$$" "$ticks" "${id%%-*}" >"$temp" && mv -f -- "$temp" "$meta"
 }
@@ -419,7 +419,7 @@ _relay_attach() { # FILE: into the store of attachments, and a header for it
     source=$1 sum=$(sha256sum <"$1")
     [ -n "$sum" ] || exit 1
     stored=$(_relay_stored "${sum%% *}")
-    temp=${stored%/*}/.$$.tmp
+    temp=${stored%/*}/.$(_relay_new_id).tmp # not $$: of two at once in this shell, too
     trap 'rm -f -- "$temp"' EXIT
     _relay_retry _relay_store
     _relay_add ATTACHMENT "sha256:${sum%% *}" "$(printf %s "${1##*/}" | tr '[:cntrl:]' _)"

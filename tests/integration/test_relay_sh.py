@@ -459,6 +459,16 @@ def test_files_have_names_and_references_have_none(sh: Shell) -> None:
 
 
 @IN_ONE
+def test_two_sends_of_one_shell_may_store_the_same_file_at_once(sh: Shell) -> None:
+    (sh.folder / "f").write_bytes(b"data")
+    other = """_relay_sync() { case $1 in *.tmp)
+    [ -e other ] || { : >other; relay_send -a f bob second; } ;; esac; }
+    """
+    assert len(sh.ok(other + "relay_send -a f bob first").split()) == 1
+    assert len(sh.relay.waiting("sh-1", "outbox")) == 2
+
+
+@IN_ONE
 def test_an_attachment_that_is_wanted_again_is_young_again(sh: Shell) -> None:
     (sh.folder / "file").write_bytes(b"data")
     sh.ok("relay_send -a file bob x")
