@@ -224,18 +224,22 @@ def test_a_page_that_was_cut_off_catches_up(page: Page, served: Served, home: Pa
     assert is_same_load(page)
 
 
+def set_hidden(page: Page, value: str) -> None:
+    """Show the tab, or another one instead of it."""
+    get = f"{{configurable: true, get: () => {value}}}"
+    page.driver.execute_script(f"Object.defineProperty(document, 'hidden', {get})")
+    page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+
+
 def test_a_tab_that_nobody_sees_holds_no_connection_and_is_right_when_seen(
     page: Page, served: Served, home: Path
 ) -> None:
     open_page(page, served.address("/search"))
-    hidden = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s})"
-    page.driver.execute_script(hidden % "true")
-    page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+    set_hidden(page, "true")
     send(home, "bob", "nobody looks")
     until(lambda: rows_of("list", "nobody", home=home))
     assert not sees(page, "nobody looks")
-    page.driver.execute_script(hidden % "false")
-    page.driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+    set_hidden(page, "false")
     wait_for(page, "nobody looks", SOON_S)
 
 
@@ -354,6 +358,72 @@ def test_what_happens_while_another_page_is_on_its_way_is_on_it(
     until(lambda: page.tells("window.asks") > asks, "the page before it has looked again")
     page.tells("window.letGo()")
     wait_for(page, "after the answer was made", SOON_S)
+
+
+def test_what_has_the_same_id_stays_on_the_page(page: Page, served: Served, home: Path) -> None:
+    """An agent that used the id of a message again, twice, was refused twice."""
+    outbox, name = home / "agents" / "alice" / "outbox", "1795937365000000000-abcdef1234567890.msg"
+    for number in (1, 2, 3):
+        (outbox / ".pending" / name).write_text(f"TO: bob\n\n{number}")
+        (outbox / ".pending" / name).rename(outbox / name)
+        until(lambda: len(rows_of("list", "from:alice", home=home)) == number)
+    open_page(page, served.address("/search?q=with:alice"))
+    shown = "document.querySelectorAll('.row[id*=abcdef]').length"
+    assert page.tells(shown) == 3
+    send(home, "alice", "meanwhile")
+    wait_for(page, "meanwhile", SOON_S)
+    assert page.tells(shown) == 3
+
+
+POST_HELD = """(() => { const asked = fetch;
+window.fetch = async (address, options) => {
+  if (options.method === "POST") await new Promise((done) => { window.letGo = done; });
+  return asked(address, options);
+}; })()"""
+
+
+def test_a_button_that_was_pressed_is_not_pressed_again_meanwhile(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/agents/bob"))
+    page.tells(POST_HELD)
+    find(page, "textarea").send_keys("once")
+    find(page, "#write button").click()
+    until(lambda: page.tells("!!window.letGo"), "it is on its way")
+    send(home, "bob", "meanwhile")
+    wait_for(page, "meanwhile", SOON_S)
+    assert not find(page, "#write button").is_enabled()
+    page.tells("window.letGo()")
+    wait_for(page, "written to the inbox of bob")
+
+
+def test_what_was_done_is_not_offered_again_where_its_page_cannot_be_shown(
+    page: Page, served: Served, running: Relay
+) -> None:
+    home = running.home
+    open_page(page, served.address("/agents/bob"))
+    set_hidden(page, "true")  # it does not look by itself
+    running.stop()
+    (home / "ledger.db").rename(home / "ledger.away")
+    find(page, "textarea").send_keys("once")
+    find(page, "#write button").click()
+    wait_for(page, "there is no ledger")
+    assert not page.driver.find_elements(By.CSS_SELECTOR, "#write button")
+    assert len([*(home / "agents" / "operator" / "outbox").glob("*.msg")]) == 1
+    (home / "ledger.away").rename(home / "ledger.db")
+
+
+def test_an_answer_that_is_typed_stays_when_another_one_was_given(
+    page: Page, served: Served, home: Path
+) -> None:
+    words = ("which branch?", "--as", "alice", "--kind", "query", "-H", "OPTIONS: main, next")
+    asked = send(home, "operator", *words)
+    open_page(page, served.address(f"/m/{asked}"))
+    find(page, "textarea").send_keys("neither, for a long rea")
+    assert relay("reply", asked, "main", home=home).returncode == 0
+    until(lambda: not page.driver.find_elements(By.CSS_SELECTOR, 'button[value="main"]'))
+    press(page, "son")
+    assert page.tells("document.querySelector('textarea').value") == "neither, for a long reason"
 
 
 def test_a_page_of_another_port_reads_nothing_and_sends_nothing(

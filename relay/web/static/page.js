@@ -30,7 +30,7 @@
   const parsed = async (response) =>
     new DOMParser().parseFromString(await response.text(), "text/html");
 
-  // Change what differs and keep the rest: focus, what is typed, and what is unfolded.
+  // Change what differs and keep the rest: focus, and what a person typed, unfolded or pressed.
   function morph(old, fresh) {
     if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -38,22 +38,23 @@
       return;
     }
     for (const { name } of [...old.attributes])
-      if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+      if (!fresh.hasAttribute(name) && !/^(open|disabled)$/.test(name)) old.removeAttribute(name);
     for (const { name, value } of fresh.attributes)
       if (old.getAttribute(name) !== value) old.setAttribute(name, value);
     if (old.nodeName === "TEXTAREA") return;
     const ids = new Set([...fresh.children].map((one) => one.id));
     for (const one of [...old.children]) if (one.id && !ids.has(one.id)) one.remove();
-    const kept = new Map([...old.children].map((one) => [one.id, one]));
+    const kept = Map.groupBy(old.children, (one) => one.id);
     let at = old.firstChild;
     for (const one of [...fresh.childNodes]) {
       const isLike = at && !at.id && !one.id && at.nodeName === one.nodeName;
-      const twin = one.id ? kept.get(one.id) : isLike ? at : null;
+      const twin = one.id ? kept.get(one.id)?.shift() : isLike ? at : null;
       if (!twin) {
         if (one.classList?.contains("row")) one.classList.add("new");
         old.insertBefore(one, at);
         continue;
       }
+      for (; twin !== at && !at.id; at.previousSibling.remove()) at = at.nextSibling; // not moved
       if (twin === at) at = at.nextSibling;
       else old.insertBefore(twin, at);
       morph(twin, one);
@@ -150,7 +151,7 @@
     let error = "relay web does not answer";
     try {
       const response = await ask(form.action, { method: "POST", body: fields });
-      if (response.ok) return await show(response, true);
+      if (response.ok || response.redirected) return await show(response, true); // it is done
       error = (await parsed(response)).getElementById("error")?.textContent || response.statusText;
     } catch {}
     for (const one of buttons) one.disabled = false;
