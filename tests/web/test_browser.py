@@ -366,7 +366,8 @@ def test_what_has_the_same_id_stays_on_the_page(page: Page, served: Served, home
     for number in (1, 2, 3):
         (outbox / ".pending" / name).write_text(f"TO: bob\n\n{number}")
         (outbox / ".pending" / name).rename(outbox / name)
-        until(lambda: len(rows_of("list", "from:alice", home=home)) == number)
+        until(lambda: not (outbox / name).exists())
+    until(lambda: len(rows_of("list", "from:alice", home=home)) == 3)
     open_page(page, served.address("/search?q=with:alice"))
     shown = "document.querySelectorAll('.row[id*=abcdef]').length"
     assert page.tells(shown) == 3
