@@ -181,29 +181,35 @@ class ToolServer:
             owed = still_owed(self.root, session.agent, options["re"]) if "re" in options else ""
             return f"{sent_text}\n{owed}".rstrip()
         asked = was_asked(given["to"], functools.partial(open_ledger, self.root))
-        found = await self._wait(ctx, session, lambda one: _ends(one, sent, asked), wait.seconds)
-        if not found:
+
+        def answer() -> list[str]:
+            mine = self.session.find()
+            found = self._waiting(mine, lambda one: _ends(one, sent, asked))
+            return self._show(ctx, mine, found[:1], takes=True)
+
+        if not (texts := await self._wait(ctx, answer, wait.seconds)):
             sent_text = await self._sent(session, sent)
             return f"{sent_text}; no answer within {wait.seconds:g} s, a later one comes by inbox"
-        (text,) = self._show(ctx, session, found[:1], takes=True)
-        return f"{sent}\n{text}"
+        return f"{sent}\n{texts[0]}"
 
     async def _inbox(self, ctx: Context, given: Fields) -> str:
-        session, thread = self.session.find(), given["thread"]
-        found = await self._wait(
-            ctx,
-            session,
-            lambda message: thread is None or message.headers.get("THREAD") == thread,
-            given["wait_s"],
+        thread = given["thread"]
+
+        def look() -> list[str]:
+            session = self.session.find()
+            found = self._waiting(
+                session, lambda one: thread is None or one.headers.get("THREAD") == thread
+            )
+            parts = self._show(ctx, session, found[: given["limit"]], takes=given["take"])
+            if parts and (left := len(found) - len(parts)):
+                parts.append(f"{plural(left, 'more message')} left.")
+            return parts
+
+        if parts := await self._wait(ctx, look, given["wait_s"]):
+            return "\n\n".join(parts)
+        return "no messages" + (
+            "" if self._is_served() else "; no relay is running, so none can come"
         )
-        if not found:
-            note = "" if self._is_served() else "; no relay is running, so none can come"
-            return f"no messages{note}"
-        shown = found[: given["limit"]]
-        parts = self._show(ctx, session, shown, takes=given["take"])
-        if len(parts) < len(found):
-            parts.append(f"{plural(len(found) - len(parts), 'more message')} left.")
-        return "\n\n".join(parts)
 
     async def _answer(self, ctx: Context, given: Fields) -> str:
         session, about, body = self.session.find(), self._id("id", given["id"]), given["body"]
@@ -330,18 +336,16 @@ class ToolServer:
                     found.append(message)
         return sorted(found, key=lambda message: (message.priority, message.id))
 
-    async def _wait(
-        self, ctx: Context, session: Session, wanted: Wanted, wait_s: float
-    ) -> list[Waiting]:
-        """Wait for such messages, and tell the client now and then that it waits."""
-        found = self._waiting(session, wanted)
+    async def _wait(self, ctx: Context, look: Callable[[], list[str]], wait_s: float) -> list[str]:
+        """Wait until a look finds messages, and tell the client now and then that it waits."""
+        found = look()
         if found or wait_s <= 0:
             return found
-        inbox = os.path.join(self.root, "agents", session.agent, "inbox")
+        inbox = os.path.join(self.root, "agents", self.session.find().agent, "inbox")
         began, reported_s = time.monotonic(), 0.0
         waiter = open_waiter(inbox)
         try:
-            while not (found := self._waiting(self.session.find(), wanted)):
+            while not (found := look()):
                 waited = time.monotonic() - began
                 if waited >= wait_s:
                     break
@@ -364,19 +368,17 @@ class ToolServer:
         self, ctx: Context, session: Session, found: list[Waiting], *, takes: bool
     ) -> list[str]:
         """The messages as texts, offered if they are taken; as many as fit."""
-        if not takes:
+        if not (takes and found):
             return [
                 f"{message.id} from {message.sender}, {message.size} bytes" for message in found
             ]
-        parts: list[str] = []
+        texts: dict[str, str] = {}
         for message in found:
             text = describe(self.root, session, message)
-            if parts and sum(map(len, parts)) + len(text) > MAX_TEXT:
+            if texts and sum(map(len, texts.values())) + len(text) > MAX_TEXT:
                 break
-            parts.append(text)
-        ids = [message.id for message in found[: len(parts)]]
-        self.session.offer(session, _number(ctx), ids)
-        return parts
+            texts[message.id] = text
+        return [texts[one] for one in self.session.offer(session, _number(ctx), list(texts))]
 
 
 class _Wire:
@@ -415,7 +417,8 @@ class _Wire:
 
 async def _requests(wire: _Wire) -> AsyncIterator[str]:
     """The lines of stdin that are messages; every other one gets its error at once."""
-    with open(os.dup(0), encoding="utf-8", errors="replace") as stdin:
+    # A byte that is not UTF-8 becomes a lone surrogate, which is refused: no text is sent changed.
+    with open(os.dup(0), encoding="utf-8", errors="surrogateescape") as stdin:
         async for line in anyio.wrap_file(stdin):
             if error := _error_of(line):
                 await wire.send(json.dumps(error) + "\n")

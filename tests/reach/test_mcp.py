@@ -269,6 +269,15 @@ async def test_an_answer_that_was_never_written_is_offered_again(
     assert unread(bobs_home) == [number]
 
 
+async def test_what_is_listed_by_two_at_once_is_shown_by_one(bobs_home: Path) -> None:
+    number = deliver(bobs_home)
+    one, two = (tool_session.ToolSession(str(bobs_home), "bob") for _ in range(2))
+    assert one.offer(one.find(), "1", [number]) == [number]
+    assert two.offer(two.find(), "1", [number]) == []
+    one.act("mcp inbox")  # not written yet
+    assert two.offer(two.find(), "2", [number]) == []
+
+
 # -- bad input ----------------------------------------------------------------------------------
 
 

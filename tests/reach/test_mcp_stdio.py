@@ -53,13 +53,14 @@ def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
         ("not JSON", None, -32700),
         ('{"jsonrpc": "2.0", "id": 7, "method": ', None, -32700),
         ('{"jsonrpc": "2.0", "id": 7, "method": "\\ud800"}', 7, -32600),
+        ('{"jsonrpc": "2.0", "id": 8, "method": "caf\udce9"}', 8, -32600),  # the byte E9
         ('{"jsonrpc": "2.0", "id": "%s", "method": 5}' % ("x" * 1_000_000), None, -32600),
         ("[" * 100_000, None, -32700),
     ]
     words = (*RELAY, "--home", str(bobs_home), "mcp")
     env = environment(AGENT_RELAY_NAME="bob")
-    given = "".join(f"{line}\n" for line, _, _ in lines)
-    done = subprocess.run(words, input=given, env=env, capture_output=True, text=True, timeout=60)
+    given = "".join(f"{line}\n" for line, _, _ in lines).encode(errors="surrogateescape")
+    done = subprocess.run(words, input=given, env=env, capture_output=True, timeout=60)
     answers = done.stdout.splitlines()
     found = [(one["id"], one["error"]["code"]) for one in map(json.loads, answers)]
     assert found == [(number, code) for _, number, code in lines]
