@@ -115,24 +115,29 @@ def replay_all(home: Home, name: str, form: Form) -> Done:
             {"to": ORCHESTRATOR, "body": body, "kind": Kind.COMMAND} for body in bodies
         )
         if lock_holder(home) is None:
-            return Done("/failed", f"{plural(len(sent), 'replay')} sent, but no relay is running")
-        refused = _count_refused(me, sent)
-    more = f", {refused} refused: see the inbox of operator" if refused else ""
-    return Done("/failed", f"{plural(len(sent) - refused, 'message')} replayed{more}")
+            return Done("/failed", f"{plural(len(sent), 'replay')} sent; no relay was running")
+        done, refused = _count_answers(me, sent)
+    said = f"{plural(done, 'message')} replayed"
+    if refused:
+        said += f", {refused} refused: see the inbox of operator"
+    if silent := len(sent) - done - refused:
+        said += f", {silent} without an answer yet: it comes into the inbox of operator"
+    return Done("/failed", said)
 
 
-def _count_refused(me: Agent, sent: list[str]) -> int:
-    """Take the relay's answers to commands out of the inbox, and count those that are a no."""
-    ends_at, refused = time.monotonic() + WAIT_S, 0
+def _count_answers(me: Agent, sent: list[str]) -> tuple[int, int]:
+    """Take the relay's answers to commands out of the inbox: how many are a yes, and a no."""
+    ends_at, done, refused = time.monotonic() + WAIT_S, 0, 0
     for message_id in sent:
         left_ms = max(1, int((ends_at - time.monotonic()) * 1000))
         try:
             me.wait(message_id, f"answer={left_ms}ms")
+            done += 1
         except Refused:
             refused += 1
         except Timeout:
-            break  # the rest comes into the inbox
-    return refused
+            break
+    return done, refused
 
 
 Action = Callable[[Home, str, Form], Done]
@@ -154,7 +159,7 @@ def _ask_about(home: Home, action: str, name: str) -> Done:
     with _operator(home) as me:
         if lock_holder(home) is None:
             sent = me.send(ORCHESTRATOR, body, kind=Kind.COMMAND, wait=0)
-            return Done(page, f"no relay is running: it waits in the outbox, {sent}")
+            return Done(page, f"no relay was running: it was put into the outbox, {sent}")
         found = me.request(ORCHESTRATOR, body, WAIT_S, kind=Kind.COMMAND)
     return Done(page, found.body.removeprefix("completed").strip())
 

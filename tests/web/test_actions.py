@@ -130,7 +130,7 @@ def test_a_dead_letter_is_delivered_again(box: Box, client: TestClient) -> None:
     sent = dead_letter(box)
     box.take("bob", sent)
     page = post(client, f"/m/{sent}/replay")
-    assert "it waits in the outbox" in text_of(client.get(page).text)
+    assert "it was put into the outbox" in text_of(client.get(page).text)
     box.tick()
     assert sent in box.inbox("bob")
 
@@ -151,6 +151,17 @@ def test_all_of_a_reason_are_delivered_again_if_they_are_as_many_as_counted(
     assert "2 replays sent" in text_of(client.get(page).text)
     box.tick()
     assert {first, second} <= box.inbox("bob").keys()
+
+
+def test_what_the_relay_has_not_answered_is_not_told_as_done(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_letter(box)
+    (group,) = client.get("/failed.json").json()["groups"]
+    monkeypatch.setattr(actions, "WAIT_S", 0.05)
+    monkeypatch.setattr(actions, "lock_holder", lambda _: os.getpid())  # of a relay that hangs
+    page = post(client, "/failed/replay", reason=group["reason"], count="1")
+    assert "0 messages replayed, 1 without an answer yet" in client.get(page).text
 
 
 def test_a_dead_letter_is_given_up_for_good(box: Box, client: TestClient) -> None:

@@ -226,7 +226,8 @@ def test_what_failed_is_told_by_its_reason(box: Box, client: TestClient) -> None
         ("refused", 2),
         ("refused", 1),
     ]
-    assert "there is no agent nobody" in client.get("/failed").text
+    page = client.get("/failed").text
+    assert "there is no agent nobody" in page and "Of the newest 500 that failed" in page
 
 
 def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
@@ -235,6 +236,13 @@ def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
     for query in ("", "?full=1"):
         found = client.get(f"/health.json{query}").json()["findings"]
         assert any(".read" in one["text"] for one in found) == bool(query), query
+
+
+def test_a_relay_that_says_nothing_of_itself_is_not_said_to_be_well(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "lock_holder", lambda _: 1)  # it runs, and its socket was removed
+    assert "does not say how it is" in client.get("/health").text
 
 
 def test_the_last_audit_is_shown(box: Box, client: TestClient) -> None:
