@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -241,6 +242,19 @@ def test_a_tab_that_nobody_sees_holds_no_connection_and_is_right_when_seen(
     assert not sees(page, "nobody looks")
     set_hidden(page, "false")
     wait_for(page, "nobody looks", SOON_S)
+
+
+def test_a_tab_that_is_seen_again_tells_how_long_ago_it_is_now(
+    page: Page, served: Served, home: Path
+) -> None:
+    send(home, "operator", "which branch?", "--as", "alice", "--kind", "query")
+    open_page(page, served.address("/"))
+    set_hidden(page, "true")
+    age = "document.querySelector('time').textContent"
+    before = page.tells(age)
+    time.sleep(2)
+    set_hidden(page, "false")
+    until(lambda: page.tells(age) != before, "it looks at once", SOON_S)
 
 
 def test_a_relay_that_is_killed_is_missed_and_one_that_is_back_is_seen(

@@ -193,7 +193,7 @@
     }
     if (stream === mine) stream = null;
   }
-  document.addEventListener("visibilitychange", follow);
+  document.addEventListener("visibilitychange", () => (document.hidden || lookSoon(), follow()));
 
   if (root.dataset.position) follow();
   else go(location.href, false);
