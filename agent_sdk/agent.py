@@ -143,6 +143,7 @@ class Agent:
             # The relay writes a nack before it takes the message out of the outbox.
             if nack := self._inbox.take_answer(refusal_of(sent, message.to), seen):
                 raise requests.refused(nack)
+            requests.check_not_refused(self._home, self.name, sent)
         if how.step:
             self.wait(sent, how.step)
         return sent
@@ -347,7 +348,7 @@ class Agent:
                 return read(answer)
             if progress is not None:
                 progress(answer)
-        raise requests.no_answer(sent, kinds, timeout_s)
+        raise requests.no_answer(self._home, self.name, sent, kinds, timeout_s)
 
     def wait(
         self,
@@ -364,8 +365,8 @@ class Agent:
         """
         wait, sent = requests.wait_of("until", until), self._inbox.id_of(message_id)
         if wait.word == "answer":
-            requests.check_was_sent(self._home, sent)
-            known = (sent, requests.ANSWERS, wait.seconds, requests.whole)
+            within_s = requests.answer_within_s(self._home, sent, wait.seconds)
+            known = (sent, requests.ANSWERS, within_s, requests.whole)
             return self._answer(*known, None, progress)
         return self._watch(sent, wait)
 

@@ -183,6 +183,7 @@ class Agent:
             if await self._post(message, sent, how.seconds, how.committed, on_sent):
                 if nack := take():
                     raise requests.refused(nack)
+            requests.check_not_refused(self._home, self.name, sent)
         if how.step:
             await self.wait(sent, how.step)
         return sent
@@ -227,7 +228,7 @@ class Agent:
                     return read(answer)
                 if progress is not None:
                     progress(answer)
-        raise requests.no_answer(sent, kinds, timeout_s)
+        raise requests.no_answer(self._home, self.name, sent, kinds, timeout_s)
 
     async def _post(
         self,

@@ -412,6 +412,10 @@ _relay_await() {
             nack-__orchestrator__-*) _relay_take "$file" >/dev/null && _relay_fail "${text% }" 6 ;;
             esac
         done
+    [ $? -ne 6 ] || return 6
+    for file in "$home"/archive/*/"$name/rejected/$id.msg"; do
+        [ ! -f "$file" ] || _relay_fail "refused; another process of $name took the reason" 6
+    done
 }
 
 _relay_attach() { # FILE: into the store of attachments, and a header for it

@@ -22,9 +22,9 @@ from relay.base.errors import (
     Refused,
     Timeout,
 )
-from relay.base.home import LEDGER, Home
+from relay.base.home import LEDGER, REJECTED, Home
 from relay.base.message import Kind
-from relay.base.names import ORCHESTRATOR, check_agent_name, is_channel_name
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, check_agent_name, is_channel_name
 
 if TYPE_CHECKING:
     import sqlite3
@@ -296,10 +296,41 @@ def was_asked(to: str, connect: Callable[[], sqlite3.Connection]) -> Callable[[s
     return test
 
 
-def no_answer(sent: str, kinds: Sequence[Kind], timeout_s: float) -> Timeout:
-    """Make the error of an answer that has not come."""
+def check_not_refused(home: Home, agent: str, sent: str) -> None:
+    """Errors: Refused for a message whose nack another process of the agent has taken.
+
+    The relay has its file among the refused ones before it is out of the outbox.
+    """
+    with contextlib.suppress(OSError):
+        for day in sorted(os.listdir(home.path("archive")))[-2:]:
+            if os.path.lexists(home.path("archive", day, agent, REJECTED, sent + MSG_SUFFIX)):
+                found = _progress(home, sent)
+                raise Refused(found.text if found else "the relay refused it", message_id=sent)
+
+
+def no_answer(
+    home: Home, agent: str, sent: str, kinds: Sequence[Kind], timeout_s: float
+) -> Timeout:
+    """Make the error of an answer that has not come, with what the relay knows of the message.
+
+    Errors: Refused for one that is refused; or, if it was not waited for, that cannot be answered.
+    """
+    check_not_refused(home, agent, sent)
+    found = _progress(home, sent)
+    if found and found.is_over and timeout_s <= 0:
+        raise Refused(found.text, message_id=sent)
     what = "answer" if len(kinds) > 1 else kinds[0]
-    return Timeout(f"no {what} to {sent} came within {timeout_s:g} s", message_id=sent)
+    text = f"no {what} to {sent} came within {timeout_s:g} s"
+    return Timeout(f"{text}: {found.text}" if found else text, message_id=sent)
+
+
+def _progress(home: Home, sent: str) -> Progress | None:
+    """How far the answer to a message is; None if no ledger tells."""
+    from relay.base.outcomes import Wait, watch
+
+    with contextlib.suppress(LedgerError):
+        return watch(home, ledger_of(home), sent, Wait("answer", 0))
+    return None
 
 
 def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:
@@ -322,13 +353,17 @@ def ledger_of(home: Home) -> Callable[[], sqlite3.Connection]:
     return connect
 
 
-def check_was_sent(home: Home, message_id: str) -> None:
-    """Errors: Refused for an id that is in no outbox, and that the relay has never had."""
-    from relay.base.outcomes import UNKNOWN, Wait, watch
+def answer_within_s(home: Home, sent: str, seconds: float) -> float:
+    """How long the answer to a message is waited for: not at all if none can come any more.
 
-    with contextlib.suppress(LedgerError):
-        if watch(home, ledger_of(home), message_id, Wait("taken", 0)) == UNKNOWN:
-            raise Refused(UNKNOWN.text, message_id=message_id)
+    Errors: Refused for an id that is in no outbox, and that the relay has never had.
+    """
+    from relay.base.outcomes import UNKNOWN
+
+    found = _progress(home, sent)
+    if found == UNKNOWN:
+        raise Refused(UNKNOWN.text, message_id=sent)
+    return 0.0 if found and found.is_over else seconds
 
 
 def waited(progress: Progress, sent: str, wait: Wait) -> None:

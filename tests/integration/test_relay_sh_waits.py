@@ -54,6 +54,18 @@ def test_what_the_relay_has_is_no_word_and_of_a_refusal_the_nack_is_taken(
     assert len(list((sh.home / "agents/sh-1/inbox/.read").glob("*.msg"))) == 2
 
 
+def test_a_refusal_is_told_though_another_process_has_taken_its_nack(
+    running: Relay, sh: Shell
+) -> None:
+    another = 'find() { mv "$inbox"/*.msg "$inbox/.read/"; command find "$@"; }\n'
+    status, sent, line = send(sh, another + "relay_send bobb hi")
+    assert (status, sent != "", line) == (
+        EXIT_REFUSED,
+        True,
+        "relay: refused; another process of sh-1 took the reason",
+    )
+
+
 def test_a_nack_that_some_did_not_get_it_stays_in_the_inbox(running: Relay, sh: Shell) -> None:
     with Agent("bob", sh.home) as bob, Agent("carol", sh.home) as carol:
         for agent in (bob, carol):

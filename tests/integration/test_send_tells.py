@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, Refused
+from agent_sdk import Agent, Refused, Timeout
+from agent_sdk.outbox import Outbox
 from relay.base import fsio
 from relay.base.errors import EXIT_OK, EXIT_PIPE_CLOSED
 from relay.cli import run
@@ -197,6 +198,39 @@ def test_the_library_does_not_wait_for_what_was_never_sent(running: Relay, home:
         for step in ("taken", "read", "answer"):
             with pytest.raises(Refused, match="it is in no outbox, and the relay has never had it"):
                 alice.wait("1795417885267455484-d9d097575ec4b647", step)
+
+
+def test_the_library_says_at_once_that_no_answer_can_come(running: Relay, home: Path) -> None:
+    """And of one that was taken before, which."""
+    with Agent("alice", home) as alice, Agent("bob", home) as bob:
+        sent = alice.send("bob", "deploy", kind="command")
+        relay("cancel", "--as", "alice", sent, home=home)
+        with pytest.raises(Refused, match="cancelled for bob"):
+            alice.wait(sent, "answer=20s")
+        sent = alice.send("bob", "deploy", kind="command")
+        bob.ack(sent, "completed", "done")
+        assert alice.receive(0)
+        with pytest.raises(Timeout, match="within 0.05 s: completed by bob: done"):
+            alice.wait(sent, "answer=50ms")
+
+
+def test_a_refusal_is_told_though_another_process_has_taken_its_nack(
+    running: Relay, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_taken = Outbox.wait_taken
+
+    def and_another_takes_the_nack(outbox: Outbox, sent: str, wait_s: float) -> bool:
+        is_taken = wait_taken(outbox, sent, wait_s)
+        with Agent("alice", home, registers=False) as other:
+            assert other.receive(0)
+        return is_taken
+
+    monkeypatch.setattr(Outbox, "wait_taken", and_another_takes_the_nack)
+    with Agent("alice", home) as alice:
+        with pytest.raises(Refused, match="there is no agent bbo"):
+            alice.send("bbo", "hi")
+        with pytest.raises(Refused, match="there is no agent bbo"):
+            alice.query("bbo", "which?", 0.1)
 
 
 def test_a_wait_without_a_time_is_refused(home: Path) -> None:
