@@ -210,7 +210,7 @@ def test_the_library_says_at_once_that_no_answer_can_come(running: Relay, home: 
         sent = alice.send("bob", "deploy", kind="command")
         bob.ack(sent, "completed", "done")
         assert alice.receive(0)
-        with pytest.raises(Timeout, match="within 0.05 s: completed by bob: done"):
+        with pytest.raises(Timeout, match="s: completed by bob: done"):
             alice.wait(sent, "answer=50ms")
 
 
