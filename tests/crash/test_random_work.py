@@ -61,7 +61,7 @@ class Work:
         self._taken: set[tuple[str, str]] = set()
         self._accepted: set[str] = set()
         self._away = ""  # whose mailbox
-        self._came_back: set[str] = set()
+        self._ahead_s = 0  # the clock was set by as much in all
         self._refused = 0  # that many of the next calls of the relay find the disk full
         rolling = {
             "roll_after_s": dice.choice((60, 3_600)),
@@ -240,7 +240,9 @@ class Work:
     # -- what the operator and the machine do ------------------------------------------------
 
     def _set_clock(self) -> None:
-        self.box.clock.jump(self._dice.choice(JUMPS_S))
+        jump_s = self._dice.choice(JUMPS_S)
+        self._ahead_s += jump_s
+        self.box.clock.jump(jump_s)
         self._run(self.box.tick)
 
     def _move_mailbox(self) -> None:
@@ -258,8 +260,8 @@ class Work:
         was_away = self._away
         if was_away:
             os.rename(self._elsewhere(), self.box.path("agents", was_away))
-            self._came_back.add(was_away)
             self._away = ""
+            self._disk.sync_all()  # as whoever moves a mailbox does
         return was_away != ""
 
     def _retire(self) -> None:
@@ -297,8 +299,11 @@ class Work:
     def heal(self) -> None:
         """Nothing happens any more: all that is due is done, and what is final rolls."""
         self._patch.setattr(fsio, "fault", lambda *_: None)
-        self._disk.close()
         self._put_back()
+        self._disk.close()
+        self.box.clock.jump(
+            max(0, -self._ahead_s)
+        )  # what is not before a time is not held for days
         self.box.tick(3)
         for agent in LEAVING:
             self.box.command("operator", "agent.revive", f"NAME: {agent}")
@@ -333,7 +338,8 @@ class Work:
             wrong.append(f"{about}, and {'stands' if is_there else 'does not stand'} in the inbox")
         if state == "read" and (message_id, agent) not in self._taken:
             wrong.append(f"{about}, and nobody took it")
-        may_stand = ("bounced", "expired") if agent in self._came_back else ()
+        # As "dead": the attempt after it ended so, since the agent or its mailbox was not there.
+        may_stand = ("bounced", "expired") if agent in LEAVING else ()
         if is_there and state not in ("written", "acked", "dead", *may_stand):
             wrong.append(f"{about}, and stands in the inbox")
         if is_there and state != "acked" and b"\n\n" not in path.read_bytes():
