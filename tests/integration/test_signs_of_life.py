@@ -227,7 +227,7 @@ def test_M07_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(
     assert os.listdir(path.parent).count("meta.json") == 1
     pending = box.path("agents", "bob", "outbox", ".pending")
     (left,) = os.listdir(pending)
-    assert left == f"meta.json.{one.process.pid}.tmp"
+    assert left.startswith("meta.json.") and left.endswith(".tmp")
     os.utime(pending / left, (1, 1))
     box.clock.advance(3660)  # of its ctime, which is the machine's
     box.tick(2)
