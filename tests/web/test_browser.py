@@ -441,6 +441,26 @@ def test_an_answer_that_is_typed_stays_when_another_one_was_given(
     assert page.tells("document.querySelector('textarea').value") == "neither, for a long reason"
 
 
+REFUSED_ONCE = """(() => { const asked = fetch;
+window.fetch = (address, options) => {
+  if (window.isRefused || address !== "/events") return asked(address, options);
+  window.isRefused = true;
+  return Promise.resolve(new Response("", { status: 503 }));
+}; })()"""
+
+
+def test_a_stream_that_is_refused_is_asked_for_again(
+    page: Page, served: Served, home: Path
+) -> None:
+    open_page(page, served.address("/"))
+    page.tells(REFUSED_ONCE)
+    find(page, 'a[href="/search"]').click()
+    until(lambda: page.tells("window.isRefused"))
+    send(home, "alice", "after the refusal")
+    wait_for(page, "after the refusal", SOON_S)
+    wait_for(page, "live")
+
+
 def test_a_page_of_another_port_reads_nothing_and_sends_nothing(
     page: Page, served: Served, home: Path
 ) -> None:

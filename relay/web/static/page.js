@@ -177,8 +177,8 @@
         heard();
         const headers = { "Last-Event-ID": root.dataset.position };
         const response = await ask("/events", { headers, signal: attempt.signal });
-        if (response.status === 401) say("key needed", "bad");
-        if (!response.ok) break;
+        if (response.status === 401) return say("key needed", "bad");
+        if (!response.ok) throw response; // of too many connections, say: asked for again
         say("live", "live");
         const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
         for (let part = await reader.read(); !part.done; part = await reader.read()) {
@@ -191,7 +191,6 @@
       if (stream === mine) say("reconnecting", "bad");
       await new Promise((done) => setTimeout(done, pause));
     }
-    if (stream === mine) stream = null;
   }
   document.addEventListener("visibilitychange", () => (document.hidden || lookSoon(), follow()));
 
