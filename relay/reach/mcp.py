@@ -9,6 +9,7 @@ calls go on meanwhile; one that is cancelled, or whose answer cannot be written,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -428,17 +429,21 @@ async def _requests(wire: _Wire) -> AsyncIterator[str]:
 
 def _error_of(line: str) -> Fields | None:
     """The answer to a line that is not a message of JSON-RPC; it repeats only a short id."""
-    try:
-        types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        return None
-    except ValueError:
-        pass
+    message: types.JSONRPCMessage | None = None
+    with contextlib.suppress(ValueError):
+        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        if not isinstance(message, types.JSONRPCNotification):
+            return None
     given: object = None
     code, text = -32600, "expected a request of JSON-RPC 2.0, without lone surrogates"
     try:
         given = json.loads(line)
     except (ValueError, RecursionError):
         code, text = -32700, "expected one line of JSON"
+    if message and isinstance(given, dict):
+        if "id" not in given:
+            return None
+        text = "expected an id that is a string or an integer"  # with another it counts as none
     number = given.get("id") if isinstance(given, dict) else None
     is_short = isinstance(number, (int, str)) and len(str(number)) <= MOST_NUMBER
     error = {"code": code, "message": text}

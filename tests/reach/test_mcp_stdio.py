@@ -56,6 +56,9 @@ def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
         ('{"jsonrpc": "2.0", "id": 8, "method": "caf\udce9"}', 8, -32600),  # the byte E9
         ('{"jsonrpc": "2.0", "id": "%s", "method": 5}' % ("x" * 1_000_000), None, -32600),
         ("[" * 100_000, None, -32700),
+        ('{"jsonrpc": "2.0", "id": null, "method": "tools/list"}', None, -32600),
+        ('{"jsonrpc": "2.0", "id": 1.5, "method": "tools/list"}', None, -32600),
+        ('{"jsonrpc": "2.0", "id": [9], "method": "tools/list"}', None, -32600),
     ]
     words = (*RELAY, "--home", str(bobs_home), "mcp")
     env = environment(AGENT_RELAY_NAME="bob")
