@@ -349,22 +349,24 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
-HELD = """(() => { const asked = fetch;
-window.asks = 0;
-window.fetch = async (address, options) => {
-  window.asks += 1;
-  const response = await asked(address, options);
-  if (window.letGo || !String(address).endsWith("/search")) return response;
-  await new Promise((done) => { window.letGo = done; });
-  return response;
-}; })()"""  # the first answer to /search is on its way until window.letGo is called
+def answer_instead(page: Page, body: str) -> None:
+    """Let this answer what the page fetches; ``asked`` is the real fetch."""
+    taken = f"window.fetch = async (address, options) => {{ {body} }};"
+    page.driver.execute_script(f"const asked = fetch; {taken}")
+
+
+HELD = """window.asks = (window.asks || 0) + 1;
+const response = await asked(address, options);
+if (window.letGo || !String(address).endsWith("/search")) return response;
+await new Promise((done) => { window.letGo = done; });
+return response;"""  # the first answer to /search is on its way until window.letGo is called
 
 
 def test_what_happens_while_another_page_is_on_its_way_is_on_it(
     page: Page, served: Served, home: Path
 ) -> None:
     open_page(page, served.address("/"))
-    page.tells(HELD)
+    answer_instead(page, HELD)
     find(page, 'a[href="/search"]').click()
     until(lambda: page.tells("!!window.letGo"), "the answer is there")
     asks = page.tells("window.asks")
@@ -390,18 +392,16 @@ def test_what_has_the_same_id_stays_on_the_page(page: Page, served: Served, home
     assert page.tells(shown) == 3
 
 
-POST_HELD = """(() => { const asked = fetch;
-window.fetch = async (address, options) => {
-  if (options.method === "POST") await new Promise((done) => { window.letGo = done; });
-  return asked(address, options);
-}; })()"""
+POST_HELD = """
+if (options.method === "POST") await new Promise((done) => { window.letGo = done; });
+return asked(address, options);"""
 
 
 def test_a_button_that_was_pressed_is_not_pressed_again_meanwhile(
     page: Page, served: Served, home: Path
 ) -> None:
     open_page(page, served.address("/agents/bob"))
-    page.tells(POST_HELD)
+    answer_instead(page, POST_HELD)
     find(page, "textarea").send_keys("once")
     find(page, "#write button").click()
     until(lambda: page.tells("!!window.letGo"), "it is on its way")
@@ -441,19 +441,17 @@ def test_an_answer_that_is_typed_stays_when_another_one_was_given(
     assert page.tells("document.querySelector('textarea').value") == "neither, for a long reason"
 
 
-REFUSED_ONCE = """(() => { const asked = fetch;
-window.fetch = (address, options) => {
-  if (window.isRefused || address !== "/events") return asked(address, options);
-  window.isRefused = true;
-  return Promise.resolve(new Response("", { status: 503 }));
-}; })()"""
+REFUSED_ONCE = """
+if (window.isRefused || address !== "/events") return asked(address, options);
+window.isRefused = true;
+return new Response("", { status: 503 });"""
 
 
 def test_a_stream_that_is_refused_is_asked_for_again(
     page: Page, served: Served, home: Path
 ) -> None:
     open_page(page, served.address("/"))
-    page.tells(REFUSED_ONCE)
+    answer_instead(page, REFUSED_ONCE)
     find(page, 'a[href="/search"]').click()
     until(lambda: page.tells("window.isRefused"))
     send(home, "alice", "after the refusal")
