@@ -160,12 +160,21 @@ def test_a_reply_that_is_written_in_the_page_arrives(
     assert is_same_load(page) and page.driver.current_url.endswith(received.stem)
 
 
-def test_what_is_typed_stays_while_the_page_changes(page: Page, served: Served, home: Path) -> None:
+def test_what_is_typed_stays_while_the_page_changes_or_cannot_be_made(
+    page: Page, served: Served, running: Relay
+) -> None:
+    ledger, away = running.home / "ledger.db", running.home / "ledger.away"
     open_page(page, served.address("/agents/bob"))
     find(page, "textarea").send_keys("half a sen")
-    send(home, "bob", "meanwhile")
+    send(running.home, "bob", "meanwhile")
     wait_for(page, "meanwhile")
+    running.stop()
+    ledger.rename(away)
+    set_hidden(page, "false")  # it looks
+    wait_for(page, "there is no ledger")
+    away.rename(ledger)
     press(page, "tence")
+    wait_for(page, "live")
     assert page.tells("document.activeElement.value") == "half a sentence"
 
 
@@ -290,8 +299,7 @@ def test_with_the_keyboard_alone(page: Page, served: Served, home: Path) -> None
     press(page, "from:alice", Keys.ENTER)
     wait_for(page, "which branch?")
     tab_to(page, f'.id[href="/m/{asked}"]')
-    outline = "getComputedStyle(document.activeElement).outlineStyle"
-    assert page.tells(outline) == "solid"
+    assert page.tells("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     press(page, Keys.ENTER)
     wait_for(page, "Steps")
     tab_to(page, "textarea")
@@ -447,9 +455,7 @@ window.isRefused = true;
 return new Response("", { status: 503 });"""
 
 
-def test_a_stream_that_is_refused_is_asked_for_again(
-    page: Page, served: Served, home: Path
-) -> None:
+def test_a_refused_stream_is_asked_for_again(page: Page, served: Served, home: Path) -> None:
     open_page(page, served.address("/"))
     answer_instead(page, REFUSED_ONCE)
     find(page, 'a[href="/search"]').click()

@@ -106,8 +106,14 @@
       if (response.status === 401) return say("key needed", "bad");
       const page = await parsed(response);
       if (mine !== turn) return;
+      const error = page.getElementById("error")?.textContent;
+      if (error && !document.getElementById("error")) {
+        setTimeout(lookSoon, 2000); // what is typed stays
+        return say(error, "bad");
+      }
       head(page);
       morph(main(), page.getElementById("main"));
+      if (stream?.isLive) say("live", "live");
     } catch {
       failed();
     } finally {
@@ -179,6 +185,7 @@
         const response = await ask("/events", { headers, signal: attempt.signal });
         if (response.status === 401) return say("key needed", "bad");
         if (!response.ok) throw response; // of too many connections, say: asked for again
+        mine.isLive = true;
         say("live", "live");
         const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
         for (let part = await reader.read(); !part.done; part = await reader.read()) {
@@ -188,11 +195,15 @@
         }
       } catch {}
       clearTimeout(guard);
+      mine.isLive = false;
       if (stream === mine) say("reconnecting", "bad");
       await new Promise((done) => setTimeout(done, pause));
     }
   }
-  document.addEventListener("visibilitychange", () => (document.hidden || lookSoon(), follow()));
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) lookSoon();
+    follow();
+  });
 
   if (root.dataset.position) follow();
   else go(location.href, false);
