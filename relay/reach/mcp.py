@@ -38,7 +38,7 @@ from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
 from relay.reach.owed import open_ledger, still_owed
 from relay.reach.session import Session
-from relay.reach.tool_session import ToolSession
+from relay.reach.tool_session import CallId, ToolSession
 from relay.reach.tools import TOOLS, BadArguments, check_call, wait_of
 
 PROGRESS_S = 5.0
@@ -79,7 +79,7 @@ class ToolServer:
         self._command = command
         self._progress = progress
         self._resolve = resolve
-        self._has_wire = False  # ``_written`` is called when an answer was written
+        self._has_wire = False  # which tells the session when an answer was written
         self._one_command = anyio.CapacityLimiter(1)  # it writes to sys.stdout
         self._tools: dict[str, Callable[[Context, Fields], Any]] = {
             "send": self._send,
@@ -106,7 +106,7 @@ class ToolServer:
         anyio.run(self._serve)
 
     async def _serve(self) -> None:
-        wire = _Wire(os.dup(1), self._written)
+        wire = _Wire(os.dup(1), self.session.written)
         os.dup2(2, 1)  # what anything else prints is not part of the protocol
         self._has_wire = True
         lines = cast("anyio.AsyncFile[str]", _requests(wire))
@@ -116,9 +116,6 @@ class ToolServer:
                 await self.server.run(read, write, options)
         finally:
             self.session.end()
-
-    def _written(self, call: str) -> None:
-        self.session.written(call)
 
     async def _list(
         self, ctx: Context, params: types.PaginatedRequestParams | None
@@ -149,7 +146,7 @@ class ToolServer:
         if is_error:
             text = visible(" ".join(text.split()))
         elif not self._has_wire:
-            self._written(_number(ctx))
+            self.session.written(ctx.request_id)
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=text)], is_error=is_error
         )
@@ -250,7 +247,7 @@ class ToolServer:
             if given["owing"] and not owes:
                 continue
             name, unread = visible(facts["name"]), facts["unread"] or 0
-            lines.append(f"{name}: {_doing(facts)}, unread {unread}, owes {owes}")
+            lines.append(f"{name}: {_state_of(facts)}, unread {unread}, owes {owes}")
         return "\n".join(lines) or "no agents"
 
     async def _search(self, ctx: Context, given: Fields) -> str:
@@ -379,13 +376,13 @@ class ToolServer:
             if texts and sum(map(len, texts.values())) + len(text) > MAX_TEXT:
                 break
             texts[message.id] = text
-        return [texts[one] for one in self.session.offer(session, _number(ctx), list(texts))]
+        return [texts[one] for one in self.session.offer(session, ctx.request_id, list(texts))]
 
 
 class _Wire:
     """Stdout for ``stdio_server``, which writes one message, then flushes."""
 
-    def __init__(self, fd: int, on_written: Callable[[str], None]) -> None:
+    def __init__(self, fd: int, on_written: Callable[[CallId], None]) -> None:
         self._fd = fd
         self._on_written = on_written
         self._text = ""
@@ -402,7 +399,7 @@ class _Wire:
         sent = json.loads(text)
         if "result" in sent:
             try:
-                self._on_written(str(sent["id"]))
+                self._on_written(sent["id"])
             except (RelayError, OSError) as exc:  # the message is offered again
                 print(f"relay mcp: {exc}", file=sys.stderr)
 
@@ -464,12 +461,7 @@ def _attach(me: Agent, path: str) -> str:
     raise BadArguments(f"files: {found} {text}")
 
 
-def _number(ctx: Context) -> str:
-    """The number of a call on its connection."""
-    return str(ctx.request_id)
-
-
-def _doing(facts: Fields) -> str:
+def _state_of(facts: Fields) -> str:
     """The state of an agent in words, of a line of ``relay agents --json``: the evidence first."""
     text = str(facts["status"])
     if (pid := facts["process_ended"]) is not None:

@@ -35,6 +35,7 @@ ACT = "act"
 SHOWN_BY = "mcp inbox"  # in traces, also what an answer to `send` shows
 CLIENT_ENDS_S = 0.1  # a process that is killed closes its pipes before it has ended
 UNWRITTEN_NS = 5 * 10**9  # an answer not written by then was cancelled, and never is
+CallId = int | str | None  # of JSON-RPC, where 7 and "7" are two calls; None in one process
 
 
 class NoName(RelayError):
@@ -51,14 +52,13 @@ class ToolSession:
         self.root = root
         self._fallback = fallback
         self._own: Session | None = None
-        self._unwritten: dict[str, set[str]] = {}  # number of a call -> ids in its answer
+        self._unwritten: dict[CallId, set[str]] = {}  # ids in the answer of each call
         self._client = os.getppid(), started_at(os.getppid())
 
     def find(self) -> Session:
         """Return the session of whoever calls now. Errors: NoName, RelayError, OSError."""
-        bound = self._bound()
-        if bound is not None:
-            return bound
+        if (bound := last_of_process(load_sessions(self.root), *agent_process())) is not None:
+            return bound  # by the hooks of the agent CLI that started this server
         name = os.environ.get(NAME_VARIABLE) or self._fallback
         if not name:
             raise NoName(
@@ -69,10 +69,6 @@ class ToolSession:
         if self._own is None:
             self._own = self._open(name)
         return self._own
-
-    def _bound(self) -> Session | None:
-        """The session that hooks have bound for the agent CLI that started this server."""
-        return last_of_process(load_sessions(self.root), *agent_process())
 
     def _open(self, name: str) -> Session:
         """Begin a session, which takes over what dead ones of that agent have not seen."""
@@ -127,7 +123,7 @@ class ToolSession:
                 shown |= other.offered.keys()
         return shown
 
-    def offer(self, session: Session, call: str, ids: list[str]) -> list[str]:
+    def offer(self, session: Session, call: CallId, ids: list[str]) -> list[str]:
         """Note that an answer is about to show these; returns those that it may show.
 
         Not what another session, a hook or a command has shown or taken since they were listed.
@@ -147,7 +143,7 @@ class ToolSession:
         self._unwritten.setdefault(call, set()).update(ids)
         return ids
 
-    def written(self, call: str) -> None:
+    def written(self, call: CallId) -> None:
         """Note that the answer of a call was written. Errors: OSError."""
         ids = self._unwritten.pop(call, None)
         if not ids:

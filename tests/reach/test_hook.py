@@ -268,14 +268,21 @@ def test_huge_stdin_is_read_to_its_end(root: Path, claude: Cli) -> None:
     assert "at most" in (root / "logs/hooks.log").read_text()
 
 
-def test_stdin_of_more_values_than_can_be_read_in_time_is_not_parsed(
-    root: Path, claude: Cli
-) -> None:
-    """The parser cannot be interrupted."""
-    nested = "[" + "[[[[[[]]]]]]," * 600_000 + "1]"
-    argv = [*RELAY, "hook", "claude", "PostToolUse", "--home", str(root)]
-    assert claude.run(argv, f'{{"session_id": "s-1", "tool_response": {nested}}}') == (0, "", "")
-    assert "stdin may have 4200003 values, at most 4000000" in (root / "logs/hooks.log").read_text()
+@pytest.mark.parametrize("field", ["tool_response", "tool_calls"])
+def test_what_a_tool_answered_is_passed_over(claude: Cli, field: str) -> None:
+    """No signal interrupts the parser of JSON, and millions of values would take seconds."""
+    put(claude.root, "bob", HELLO, ID)
+    nested = "[" + "[[[[[[]]]]]]," * 2_000_000 + "1]"
+    facts = '"session_id": "s-1", "tool_input": {}'
+    argv = [*RELAY, "hook", "claude", "PostToolUse", "--home", str(claude.root)]
+    code, text, _ = claude.run(argv, f'{{{facts}, "{field}": {nested}}}')
+    assert code == 0 and f"Message {ID}" in text
+
+
+def test_a_file_that_is_written_is_known_however_large(root: Path, claude: Cli) -> None:
+    wrote = {"file_path": "/x", "content": "é\ud800" * (1 << 20)}
+    assert claude.hook("PostToolUse", tool_name="Write", tool_input=wrote) == ""
+    assert "bob\\n/x" in (root / "sessions/.written").read_text()
 
 
 def test_stdin_that_never_ends_is_left_after_the_deadline(root: Path, claude: Cli) -> None:

@@ -10,15 +10,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from mcp import Client
+from mcp_types import CallToolRequestParams
 
+from relay.reach import mcp
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
 from tests.procs import PROJECT, environment, relay, until
-from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, unread
+from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, server_of, unread
 
 MODES = ("legacy", "auto", "2026-07-28")
 OLD_CLIENT = PROJECT / ".venv" / "mcp-1"
@@ -102,6 +106,25 @@ async def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
         number = deliver(bobs_home)
         assert (await call(client, "inbox")).startswith(f"Message {number} ")
     assert [what for what, _ in reported(bobs_home)] == ["offered", "in_context"]
+
+
+async def test_calls_with_the_ids_7_and_text_7_are_two(bobs_home: Path) -> None:
+    """The answer of one is written; what the other shows was shown to nobody yet."""
+    server, (out, pipe) = server_of(bobs_home), os.pipe()
+    wire = mcp._Wire(pipe, server.session.written)
+    server._has_wire = True
+    numbers = []
+    for call_id in (7, "7"):
+        numbers.append(deliver(bobs_home))
+        context: Any = SimpleNamespace(request_id=call_id)
+        await server._call(context, CallToolRequestParams(name="inbox", arguments={}))
+    await wire.write('{"id": "7", "result": {}}')
+    await wire.flush()
+    (session,) = load_sessions(str(bobs_home), TOOLS)
+    printed = [session.offered[number]["printed"] for number in numbers]
+    assert printed == [False, True]
+    os.close(out)
+    os.close(pipe)
 
 
 # -- ends --
