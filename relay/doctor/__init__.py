@@ -43,7 +43,9 @@ def examine(home: Home, *, deep: bool = False, quick: bool = False) -> Iterator[
         files.check_agents,
         files.check_hooks,
     ]
-    if not quick:
+    if quick:
+        checks.append(system.check_ledger_opens)
+    else:
         from relay.doctor import rows, stores  # which load store, journal and search
 
         checks.insert(2, files.check_files)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.base.errors import AlreadyRunning, RelayError, UnsafePath
+from relay.base.errors import AlreadyRunning, LedgerError, RelayError, UnsafePath
 from relay.base.finding import Finding, Repair, Severity
-from relay.base.home import Home, locked_home
+from relay.base.home import LEDGER, Home, locked_home
+from relay.ledger.check import RESTORE
 
 MAX_NAMED = 3  # examples named in a finding; the others are counted
 RECHECK_AFTER_S = 1.0  # a running relay has finished its current batch by then
@@ -54,6 +55,12 @@ def list_dir(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def unreadable_ledger(exc: LedgerError) -> Finding:
+    """Say why the ledger cannot be read, and how to get one that can."""
+    advice = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
+    return Finding("ledger", LEDGER, describe_error(exc), advice)
 
 
 def describe_error(exc: RelayError | OSError) -> str:

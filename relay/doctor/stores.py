@@ -21,7 +21,14 @@ from relay.base.text import times
 from relay.daemon import agreement
 from relay.daemon.journal_commands import covered_offset
 from relay.daemon.opening import open_store_readonly, store_key, stream_dir
-from relay.doctor.report import Target, describe_error, list_dir, partial_check, recheck
+from relay.doctor.report import (
+    Target,
+    describe_error,
+    list_dir,
+    partial_check,
+    recheck,
+    unreadable_ledger,
+)
 from relay.engine import check as engine_check
 from relay.engine.engine import Engine
 from relay.engine.events import Event
@@ -32,7 +39,6 @@ from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.manifest_reader import checkpoint_offsets, read_manifest
 from relay.journal.segment import SegmentPolicy, segment_files, segment_path
 from relay.ledger import check as ledger_check
-from relay.ledger.check import RESTORE
 from relay.ledger.file import open_readonly
 from relay.search import check as search_check
 
@@ -70,8 +76,7 @@ def check_stores(target: Target) -> Iterator[Finding]:
             row = db.execute(query).fetchone()  # before the journal, which may grow meanwhile
             position = int(row[0]) if row else 0
         except LedgerError as exc:
-            advice = exc.hint if exc.hint != LedgerError.hint else f"{exc.hint}; {RESTORE}"
-            position = Finding("ledger", LEDGER, describe_error(exc), advice)
+            position = unreadable_ledger(exc)
         yield from _check_store_files(target)
         yield from _check_journal(target, position)
         if isinstance(position, Finding):

@@ -18,7 +18,7 @@ from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_address
 from relay.base.text import format_size
-from relay.doctor.report import Target, list_dir, recheck
+from relay.doctor.report import Target, list_dir, recheck, unreadable_ledger
 from relay.ledger import wal
 from relay.ledger.file import open_readonly
 
@@ -49,6 +49,15 @@ def check_process(target: Target) -> Iterator[Finding]:
     yield from recheck(target, _processes)
     yield from _logs(target)
     yield from _units(target)
+
+
+def check_ledger_opens(target: Target) -> Iterator[Finding]:
+    """Check that the ledger can be read: all that is known of it without the checks of stores."""
+    try:
+        with contextlib.closing(open_readonly(target.home.path(LEDGER))) as db:
+            db.execute("SELECT value FROM orchestrator_state LIMIT 1").fetchone()
+    except LedgerError as exc:
+        yield unreadable_ledger(exc)
 
 
 def _socket(target: Target) -> Iterator[Finding]:

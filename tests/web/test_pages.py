@@ -236,6 +236,10 @@ def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
     for query in ("", "?full=1"):
         found = client.get(f"/health.json{query}").json()["findings"]
         assert any(".read" in one["text"] for one in found) == bool(query), query
+    ledger, away = box.path("ledger.db"), box.path("ledger.away")
+    ledger.rename(away)
+    assert "there is no ledger" in client.get("/health").text
+    away.rename(ledger)
 
 
 def test_a_relay_that_says_nothing_of_itself_is_not_said_to_be_well(
