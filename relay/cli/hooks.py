@@ -20,6 +20,8 @@ from relay.cli.common import (
     complete_agents,
     duration,
     echo_json,
+    given_home,
+    open_home,
     root_of,
     root_to_take_from,
     sanitize,
@@ -94,7 +96,10 @@ def install(
     Nothing is installed where a message would come twice: beside hooks of the other scope, and
     beside a hook that runs `relay inbox --take`.
     """
-    options = ["--home", root_of(ctx, home)] if home or ctx.obj.get("home") else []
+    options = []
+    if given_home(ctx, home) is not None:
+        with open_home(ctx, home) as opened:
+            options = ["--home", opened.root]
     if name is not None:
         options += ["--as", check_agent_name(name)]
     command, folder, wait_s = relay_command(), _folder(user=user), int(ask_s or 0)

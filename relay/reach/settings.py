@@ -22,7 +22,7 @@ from typing import Any
 from relay.base.errors import SettingsError
 from relay.base.text import visible
 from relay.reach.bell import WOKEN
-from relay.reach.settings_file import BACKUP, Change, check_writable, text_of
+from relay.reach.settings_file import BACKUP, Change, check_writable, made_for, text_of
 from relay.reach.vendors import ASKED, FOR_TOOL, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
 SERVER = "agent-relay"  # the name of the MCP server
@@ -100,7 +100,7 @@ def _removal(vendor: Vendor, path: str) -> Change:
         return Change(path, text, text)
     with contextlib.suppress(SettingsError):  # a copy that is not one
         copy = text_of(os.path.realpath(path) + BACKUP)
-        if copy is not None and _same(path, copy, bare):
+        if copy and _same(path, copy, bare):
             bare = copy
     return Change(path, text, bare, False)
 
@@ -117,7 +117,7 @@ def _allowed(changes: list[Change], folder: str, *, user: bool) -> list[Change]:
                 f"{change.path} is a link to {real}, outside of the project; it was left as it is",
                 hint="--user changes the settings of the user; or put a file in place of the link",
             )
-    return [change._replace(folder=folder) for change in changes]
+    return [change._replace(made=made_for(change.path, folder)) for change in changes]
 
 
 def _refuse_rivals(vendor: Vendor, folder: str, *, user: bool) -> None:

@@ -2,7 +2,8 @@
 
 It is replaced by rename, and only if it still is what the change was made from; where it is a
 symbolic link, the file that it names is. The file as it was before the first installation is kept
-beside it, with the ending ``.before-relay``, until a removal puts it back.
+beside it, with the ending ``.before-relay``, until a removal puts it back. An empty one of these
+says that there was no file, in a directory that was empty, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Change(NamedTuple):
     before: str | None  # its text; None: there is none
     after: str | None  # None: it is removed
     keeps: bool | None = None  # a copy of the text before; False: the copy goes; None: as it is
-    folder: str = ""  # the directory of the user or the project, in which it is
+    made: str = ""  # the directory that goes with the file, if it is empty
 
     @property
     def is_change(self) -> bool:
@@ -50,15 +51,17 @@ def check_writable(path: str) -> None:
 def write(change: Change) -> None:
     """Carry a change out. Errors: OSError; SettingsError if the file was changed meanwhile."""
     path = os.path.realpath(change.path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with _locked(os.path.dirname(path)):
+    folder = os.path.dirname(path)
+    is_empty = os.path.isdir(folder) and not os.listdir(folder)
+    os.makedirs(folder, exist_ok=True)
+    with _locked(folder):
         if text_of(path) != change.before:
             raise SettingsError(
                 f"{path} was changed by another program; it was left as it is", hint="try again"
             )
         mode = 0o600 if change.before is None else stat.S_IMODE(os.stat(path).st_mode)
-        if change.keeps and change.before is not None:
-            _replace(path + BACKUP, change.before, mode)
+        if (change.keeps and change.before is not None) or (change.before is None and is_empty):
+            _replace(path + BACKUP, change.before or "", mode)
         if change.after is not None:
             _replace(path, change.after, mode)
         else:
@@ -66,9 +69,19 @@ def write(change: Change) -> None:
         if change.keeps is False:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + BACKUP)
-    if change.after is None and (parent := os.path.dirname(change.path)) != change.folder:
+    if change.after is None and change.made:
         with contextlib.suppress(OSError):  # others have files there
-            os.rmdir(parent)
+            os.rmdir(change.made)
+
+
+def made_for(path: str, folder: str) -> str:
+    """The directory of a file if an installation made it; empty for ``folder`` and those in which a
+    copy shows that they were there before.
+    """
+    parent = os.path.dirname(path)
+    if parent == folder or not os.path.isdir(parent):
+        return ""
+    return "" if any(name.endswith(BACKUP) for name in os.listdir(parent)) else parent
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.base.errors import EXIT_USAGE, SettingsError
+from relay.base.errors import EXIT_STATE, EXIT_USAGE, SettingsError
+from relay.base.home import Home
 from relay.cli import hooks
 from relay.reach import settings, settings_file
 from relay.reach.session import FOLDER, Session, save_session
@@ -73,6 +74,16 @@ def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) 
     assert [len(one["hooks"]) for one in asked["PermissionRequest"]] == [2]
     assert relay("remove").exit_code == 0
     assert {one: one.is_file() and one.read_text() for one in project.rglob("*")} == before
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_folder_that_was_empty_stays(project: Path, vendor: str) -> None:
+    folder = (project / VENDORS[vendor].project_file).parent
+    folder.mkdir()
+    relay("install", vendor, "--mcp")
+    assert relay("install", vendor, "--mcp", "--as", "bob").exit_code == 0
+    assert relay("remove", vendor).exit_code == 0
+    assert list(project.rglob("*")) == [folder]
 
 
 EMPTY = {
@@ -139,11 +150,23 @@ def test_again_changes_nothing_and_other_options_replace_ours(project: Path) -> 
     first = path.read_bytes()
     assert "has them already" in relay("install", "claude").output
     assert path.read_bytes() == first
-    relay("install", "claude", "--as", "bob", "--home", "/srv/relay")
+    home = project.parent / "home"
+    Home.create(str(home)).close()
+    relay("install", "claude", "--as", "bob", "--home", str(home))
     assert commands(path, "SessionStart") == [
-        f"'{RELAY}' hook claude SessionStart --home /srv/relay --as bob || exit 0"
+        f"'{RELAY}' hook claude SessionStart --home {home} --as bob || exit 0"
     ]
-    assert commands(path, "Stop")[2].startswith(f"'{RELAY}' bell --rewake --home /srv/relay ; ")
+    assert commands(path, "Stop")[2].startswith(f"'{RELAY}' bell --rewake --home {home} ; ")
+
+
+@pytest.mark.parametrize("name", ["none", "project"])
+def test_a_home_that_is_none_is_refused(project: Path, name: str) -> None:
+    """Its hooks would pass over every message, and say nothing."""
+    done = relay("install", "claude", "--home", str(project.parent / name))
+    (line,) = done.output.splitlines()
+    assert done.exit_code == EXIT_STATE
+    assert f"{project.parent / name}" in line and "relay home" in line
+    assert not list(project.iterdir())
 
 
 def test_a_dry_run_shows_the_change_and_makes_none(project: Path) -> None:
