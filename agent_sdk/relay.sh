@@ -167,6 +167,8 @@ _relay_settle() {
     end=' END'
     per_line=10000
     umask 077
+    # Where standard input is closed, bash gives its number to a pipe, and od reads what od wrote.
+    { true 3<&0; } 2>/dev/null || exec </dev/null
 }
 
 _relay_begin() {

@@ -115,6 +115,7 @@ MISUSE = [
     ("relay_send bob", "BODY is missing"),
     ("relay_send bob ''", "the body is empty"),
     ("relay_send bob - </dev/null", "the body is empty"),
+    ("relay_send bob - <&-", "the body is empty"),
     ("relay_send 'b ob' x", "TO is a name"),
     ("relay_send '' x", "TO is a name"),
     ("relay_send -z bob x", "there is no option -z; usage: relay_send"),
@@ -328,8 +329,7 @@ def test_the_callers_settings_stay_and_do_no_harm(sh: Shell) -> None:
     assert lines[0] == "hi"
     assert lines[1].startswith("mine mine mine ")
     assert set("eufC") <= set(lines[1].split()[3])
-    assert int(lines[2], 8) == 0o022
-    assert lines[3] == "bye"
+    assert (int(lines[2], 8), lines[3]) == (0o022, "bye")
 
 
 @IN_ONE
