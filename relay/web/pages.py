@@ -20,6 +20,7 @@ from relay.base.names import (
     options_of,
     uuid4_of,
 )
+from relay.doctor import examine
 from relay.search.query import Query, parse
 from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
 from relay.views.attention import attention
@@ -78,8 +79,9 @@ def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
 
 
 def home(asked: Asked) -> Facts:
-    """The items that wait for the operator, oldest first; /health has doctor's findings."""
-    return {"items": [item._asdict() for item in attention(asked.home)]}
+    """The items that wait for the operator, oldest first, with what doctor finds quickly."""
+    found = attention(asked.home, examine(asked.home, quick=True))
+    return {"items": [item._asdict() for item in found]}
 
 
 def search(asked: Asked) -> Facts:
