@@ -200,8 +200,13 @@ _relay_home() {
     ?*:?*:1) [ ! -e "$home/config.json" ] || [ "$home" -ef "$found" ] || _relay_fail \
         "AGENT_RELAY_DIR is $home, but there is $found: unset it, or work elsewhere" 5 ;;
     esac
-    home=${home:-${found:-${HOME-}/.agent-relay}}
-    case $home in /*) ;; *) home=$PWD/$home ;; esac
+    home=${home:-${found:-${HOME:+$HOME/.agent-relay}}}
+    case $home in
+    '') _relay_fail "HOME is not set: set it, or AGENT_RELAY_DIR" 5 ;;
+    [!/]*) home=$PWD/$home ;;
+    esac
+    # What another user writes is refused by the relay, and what one takes may be unreadable.
+    [ ! -e "$home" ] || [ -O "$home" ] || _relay_fail "$home belongs to another user: be that user"
     [ -z "${AGENT_RELAY_DIR-}" ] || { [ -e "$home/config.json" ] && [ -d "$home/agents" ]; } ||
         _relay_fail "$home is not a relay home: config.json or agents/ is missing; run \`relay --home $home init\`, or set AGENT_RELAY_DIR to another" 5
 }

@@ -123,6 +123,24 @@ def test_the_home_of_another_user_is_refused(person: Person, shell: list[str]) -
     assert "another user's" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_named_home_of_another_user_is_left_as_it_is(person: Person, shell: list[str]) -> None:
+    """Its relay would ignore an agent of this user, and what is taken counts as read."""
+    home = make_home(person.folder / "other")
+    os.chown(home, 12345, 12345)
+    for call in ("relay_send alice hi", "relay_recv"):
+        done = person.run([*shell, f'. "$RELAY_SH"; {call}'], AGENT_RELAY_DIR=str(home))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"relay: {home} belongs to another user: be that user\n"
+    assert [path.name for path in home.iterdir()] == ["config.json"]
+
+
+def test_without_a_home_directory_no_home_is_guessed(person: Person, shell: list[str]) -> None:
+    done = person.run([*shell, '. "$RELAY_SH"; cd /; unset HOME; relay_send alice hi'])
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == "relay: HOME is not set: set it, or AGENT_RELAY_DIR\n"
+
+
 def test_nothing_is_taken_while_two_homes_are_meant(person: Person, shell: list[str]) -> None:
     found, mine = make_home(person.project), make_home(person.folder / "mine")
     inbox = mine / "agents/bob/inbox"
