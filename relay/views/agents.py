@@ -38,6 +38,19 @@ _OWED = """SELECT count(*) AS owed, coalesce(sum(due_at <= :now), 0) AS overdue,
 FROM deliveries WHERE recipient = :name AND obligation = 'open'"""
 
 
+_OWED_TO = """SELECT d.recipient, m.agent_name, count(*)
+FROM deliveries AS d JOIN messages AS m USING (message_id)
+WHERE d.obligation = 'open' GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
+
+
+class OwedAnswers(NamedTuple):
+    """Answers that one agent owes another."""
+
+    by: str
+    to: str
+    count: int
+
+
 class ListedAgent(NamedTuple):
     """An agent's facts from ledger, meta.json and inbox."""
 
@@ -94,6 +107,14 @@ def list_agents(home: Home, now_ns: int) -> list[ListedAgent]:
         )
         for name, row in sorted(known.items())
     ]
+
+
+def owed_answers(home: Home) -> list[OwedAnswers]:
+    """List who owes whom answers, most first. Errors: LedgerError."""
+    from relay.ledger.file import open_current
+
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
+        return [OwedAnswers(*row) for row in db.execute(_OWED_TO)]
 
 
 def _role_in(home: Home, name: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +21,14 @@ from relay.base.names import (
 )
 from relay.doctor import examine
 from relay.search.query import Query, parse
-from relay.views.agents import ListedAgent, agent_facts, agent_page, list_agents
+from relay.views.agents import (
+    ListedAgent,
+    OwedAnswers,
+    agent_facts,
+    agent_page,
+    list_agents,
+    owed_answers,
+)
 from relay.views.attention import attention
 from relay.views.message import message_facts, read_message
 from relay.views.messages import find_rows
@@ -41,7 +47,7 @@ from relay.web.health import audit_facts, health_facts
 
 Facts = dict[str, Any]
 LIMIT = 50  # messages on a page
-MOST_OPEN = 500  # that are looked at for an overview
+MOST_RECENT = 500  # that are looked at for an overview of threads
 MOST_FAILED = 500
 MOST_STEPS = 40  # of a session
 LOG_BYTES = 16 << 10
@@ -178,14 +184,12 @@ def _actions(home: Home, trace: Facts, facts: Facts | None) -> list[str]:
 def agents(asked: Asked) -> Facts:
     """Agents: at work, waiting for whom, gone, since when; what each owes, and is owed."""
     now_ns = time.time_ns()
-    rows = _rows(asked.home, Query(states=("open",)), MOST_OPEN)
-    return {"agents": [_agent(agent, rows, now_ns) for agent in list_agents(asked.home, now_ns)]}
+    owed = owed_answers(asked.home)
+    return {"agents": [_agent(agent, owed, now_ns) for agent in list_agents(asked.home, now_ns)]}
 
 
-def _agent(agent: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
+def _agent(agent: ListedAgent, owed: list[OwedAnswers], now_ns: int) -> Facts:
     name = agent.row["name"]
-    owes = Counter(row["from"] for row in open_rows if name in row["recipients"])
-    owed = Counter(who for row in open_rows if row["from"] == name for who in row["recipients"])
     state = agent.state.state if agent.state else agent.row["status"]
     since = agent.state.since if agent.state else agent.row["changed_at"]
     return {
@@ -193,8 +197,8 @@ def _agent(agent: ListedAgent, open_rows: list[Facts], now_ns: int) -> Facts:
         "doing": "not seen" if state == UNSEEN else state,
         "since_at": since,
         "text": agent.text(now_ns),
-        "owes": dict(owes.most_common()),
-        "is_owed_by": dict(owed.most_common()),
+        "owes": {one.to: one.count for one in owed if one.by == name},
+        "is_owed_by": {one.by: one.count for one in owed if one.to == name},
     }
 
 
@@ -204,13 +208,13 @@ def agent(asked: Asked) -> Facts:
     found = [agent for agent in list_agents(asked.home, now_ns) if agent.row["name"] == name]
     if not found:
         raise agent_not_found(asked.home, name)
-    rows = _rows(asked.home, Query(states=("open",), parties=(name,)), MOST_OPEN)
+    open_ = Query(states=("open",), parties=(name,))
     unread = Query(states=("unread",), recipients=(name,), sort="oldest")
     return {
-        **_agent(found[0], rows, now_ns),
+        **_agent(found[0], owed_answers(asked.home), now_ns),
         **agent_page(asked.home, name, now_ns),
         "inbox": _rows(asked.home, unread, LIMIT),
-        "open": rows[:LIMIT],
+        "open": _rows(asked.home, open_, LIMIT),
         "log": _log(asked.home, name),
         "steps": _session_steps(asked.home, name),
     }
@@ -236,7 +240,7 @@ def _log(home: Home, name: str) -> str:
 def threads(asked: Asked) -> Facts:
     """The threads of the newest messages, the one with the newest first."""
     found: dict[str, Facts] = {}
-    for row in _rows(asked.home, Query(), MOST_OPEN):
+    for row in _rows(asked.home, Query(), MOST_RECENT):
         if row["thread"]:
             group = found.setdefault(
                 row["thread"], {"thread": row["thread"], "count": 0, "names": [], "last": row}
@@ -244,14 +248,14 @@ def threads(asked: Asked) -> Facts:
             group["count"] += 1
             parties = [row["from"], *row["recipients"]]
             group["names"] = [*dict.fromkeys([*group["names"], *parties])]
-    return {"threads": [*found.values()], "most": MOST_OPEN}
+    return {"threads": [*found.values()], "most": MOST_RECENT}
 
 
 def thread(asked: Asked) -> Facts:
     """One conversation, oldest first, with its texts."""
     name = asked.name
     query = Query(threads=(uuid4_of(name),), named_threads=(name,), sort="oldest")
-    found = find_rows(asked.home, query, MOST_OPEN)
+    found = find_rows(asked.home, query, MOST_RECENT)
     if not found.rows:
         raise NotFound(f"thread {name} does not exist, and no message in a thread has this id")
     return {"thread": name, "rows": found.rows, "has_more": found.has_more, "note": found.note}

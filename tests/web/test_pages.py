@@ -177,12 +177,16 @@ def test_whatever_others_wrote_or_asked_for_is_text(text: str) -> None:
 
 def test_who_owes_whom_and_since_when(box: Box, client: TestClient) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    for _ in range(2):
+        box.send("carol", "TO: bob\nKIND: query\n\nwhere?")
     agents = {one["name"]: one for one in client.get("/agents.json").json()["agents"]}
-    assert agents["bob"]["owes"] == {"alice": 1} and agents["alice"]["is_owed_by"] == {"bob": 1}
+    assert agents["bob"]["owes"] == {"alice": 1, "carol": 2}
+    assert agents["alice"]["is_owed_by"] == {"bob": 1}
+    assert agents["carol"]["is_owed_by"] == {"bob": 2}
     page = client.get("/agents").text
     assert 'href="/search?q=is%3Aopen+to%3Abob+from%3Aalice"' in page
     bob = client.get("/agents/bob.json").json()
-    assert [row["content"] for row in bob["inbox"]] == ["deploy"]
+    assert [row["content"] for row in bob["inbox"][:2]] == ["deploy", "where?"]
     assert client.get("/agents/nobody").status_code == 404
 
 
