@@ -48,7 +48,7 @@ class OwedAnswers(NamedTuple):
 
     by: str
     to: str
-    count: int
+    number: int
 
 
 class ListedAgent(NamedTuple):

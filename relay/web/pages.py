@@ -197,8 +197,8 @@ def _agent(agent: ListedAgent, owed: list[OwedAnswers], now_ns: int) -> Facts:
         "doing": "not seen" if state == UNSEEN else state,
         "since_at": since,
         "text": agent.text(now_ns),
-        "owes": {one.to: one.count for one in owed if one.by == name},
-        "is_owed_by": {one.by: one.count for one in owed if one.to == name},
+        "owes": {one.to: one.number for one in owed if one.by == name},
+        "is_owed_by": {one.by: one.number for one in owed if one.to == name},
     }
 
 
