@@ -194,8 +194,8 @@ def _carry_out(
 
 def _explain(vendor: Vendor, ask_s: int) -> None:
     """Say what the hook of each event does."""
-    for event, text in vendor.events.items():
-        click.echo(f"{vendor.name}, at {event}: {text}.")
+    for event in vendor.events:
+        click.echo(f"{vendor.name}, at {event}: {vendor.text(event)}.")
         if (vendor.name, event) == REWAKE:
             click.echo(f"{vendor.name}, at {event}: {REWAKE_TEXT}.")
         if event == ASKED and ask_s:

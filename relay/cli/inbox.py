@@ -31,7 +31,7 @@ from relay.cli.listing import print_messages
 from relay.cli.request import open_agent, require_mailbox
 from relay.cli.show import attachment_line
 from relay.cli.tables import limit_option, wide_option
-from relay.reach.strays import undelivered_notes
+from relay.reach.mailbox import undelivered_notes
 from relay.views.message import size_of
 from relay.views.messages import became_of
 

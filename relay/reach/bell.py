@@ -27,6 +27,7 @@ import sys
 import time
 
 from relay.base.process_info import started_at
+from relay.reach.mailbox import inbox_dir
 from relay.reach.session import (
     Session,
     load_session,
@@ -227,7 +228,7 @@ def main(arguments: list[str]) -> int:
     if not agent:
         sys.stderr.write("relay: expected --as NAME, or $AGENT_RELAY_NAME\n")
         return 2
-    if not os.path.isdir(os.path.join(root, "agents", agent, "inbox")):
+    if not os.path.isdir(inbox_dir(root, agent)):
         text = f"there is no agent {agent!a} in {root!a}; `relay agents` lists all agents"
         sys.stderr.write(f"relay: {text}\n")
         return 1

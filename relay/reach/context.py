@@ -18,7 +18,7 @@ from relay.base.clock import ttl_note
 from relay.base.names import attachments_of
 from relay.base.text import format_size, plural, visible
 from relay.reach.evidence import marker
-from relay.reach.message_file import read_message
+from relay.reach.mailbox import inbox_file, read_message, undelivered_notes
 from relay.reach.session import Session, acting_as
 
 MAX_BODIES = 8192  # bytes of printed bodies in one text
@@ -31,20 +31,17 @@ HEX_DIGITS = frozenset("0123456789abcdef")
 REST = 200  # characters for the last line
 
 
-def compose(root: str, session: Session, names: list[str], first: str) -> tuple[str, list[str]]:
+def compose(root: str, session: Session, ids: list[str], first: str) -> tuple[str, list[str]]:
     """The text to print, and the ids of the messages that are in it as a whole.
 
     ``first`` begins it. Messages are ordered by priority, then age. The ids of those that are too
     large are added to ``session.listed``.
     """
-    inbox = os.path.join(root, "agents", session.agent, "inbox")
-    waits = []
-    names, in_all = sorted(names), len(names)
+    ids, in_all = sorted(ids), len(ids)
     if in_all > MOST_LOOKED_AT:
-        names[MOST_LOOKED_AT // 2 : -MOST_LOOKED_AT // 2] = []
-    for name in names:
-        if (found := read_waiting(os.path.join(inbox, name), name)) is not None:
-            waits.append(found)
+        ids[MOST_LOOKED_AT // 2 : -MOST_LOOKED_AT // 2] = []
+    read = (read_waiting(inbox_file(root, session.agent, one), one) for one in ids)
+    waits = [message for message in read if message is not None]
     _mark_strays(root, session.agent, waits)
     waits.sort(key=lambda message: (message.priority, message.id))
     parts = [first] if first else []
@@ -69,7 +66,7 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
         if named < MOST_NAMED:
             parts.append(line)
             length, named = length + len(line) + 1, named + 1
-    more = len(waits) + in_all - len(names) - len(shown) - named
+    more = len(waits) + in_all - len(ids) - len(shown) - named
     if parts and more > 0:
         parts.append(f"agent-relay: {plural(more, 'more message')} in the inbox.")
     return "\n".join(parts), shown
@@ -78,9 +75,11 @@ def compose(root: str, session: Session, names: list[str], first: str) -> tuple[
 class Waiting:
     """A message in the inbox; ``body`` None: it is too large, or not a message."""
 
-    def __init__(self, name: str, size: int, headers: dict[str, str], body: str | None) -> None:
+    def __init__(
+        self, message_id: str, size: int, headers: dict[str, str], body: str | None
+    ) -> None:
         self.references: list[str] = []  # of its attachments
-        self.id = name[:-4]
+        self.id = message_id
         self.note = ""  # that the relay did not deliver it
         self.size = size
         self.headers = headers
@@ -105,13 +104,13 @@ class Waiting:
         return self.id.isascii() and at.isdecimal() and set(digits) <= HEX_DIGITS
 
 
-def read_waiting(path: str, name: str) -> Waiting | None:
+def read_waiting(path: str, message_id: str) -> Waiting | None:
     """Read a message as far as it can be printed; None if it is gone, or not a file."""
     most = MAX_HEADER + MAX_BODIES
     if (read := read_message(path, most)) is None:
         return None
     fields, body, size = read
-    found = Waiting(name, size, dict(fields), None)
+    found = Waiting(message_id, size, dict(fields), None)
     found.references = [value for field, value in fields if field == "ATTACHMENT"]
     if found.is_message and body is not None and "TO" in found.headers and size <= most:
         with contextlib.suppress(UnicodeDecodeError):
@@ -121,8 +120,6 @@ def read_waiting(path: str, name: str) -> Waiting | None:
 
 def _mark_strays(root: str, agent: str, waits: list[Waiting]) -> None:
     """Note which of them the relay did not deliver."""
-    from relay.reach.strays import undelivered_notes
-
     notes = undelivered_notes(root, agent, [message.id for message in waits if message.is_message])
     for message in waits:
         message.note = (notes or {}).get(message.id, "")
@@ -142,12 +139,12 @@ def describe(root: str, session: Session, message: Waiting) -> str:
         format_size(message.size),
         *([message.note] if message.note else []),
     ]
-    inbox = os.path.join(root, "agents", session.agent, "inbox")
-    name = f"{message.id}.msg"
+    path, later = (
+        inbox_file(root, session.agent, message.id, is_read=is_read) for is_read in (False, True)
+    )
     return (
-        f"{marker(message.id)}{message.sender} ({', '.join(facts)}): read it in "
-        f"{os.path.join(inbox, name)}, after your next call in {os.path.join(inbox, '.read', name)}"
-        f"{_files(root, message)}"
+        f"{marker(message.id)}{message.sender} ({', '.join(facts)}): read it in {path}, "
+        f"after your next call in {later}{_files(root, message)}"
     )
 
 

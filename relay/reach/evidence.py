@@ -14,10 +14,12 @@ because the model has seen neither. A step ends with PostToolBatch, a prompt or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
 
+from relay.reach.mailbox import inbox_file, is_there
 from relay.reach.report import IN_CONTEXT, OFFERED, RETURNED, write_report
 from relay.reach.session import Session
 
@@ -69,7 +71,7 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
     session. Killed before that, the next call does the same again. Errors: OSError.
     """
     found, is_whole = _search(session)
-    inbox = os.path.join(root, "agents", session.agent, "inbox")
+    agent = session.agent
     if role == "end":
         gone = gone or "the session ended"
     entries: dict[tuple[str, ...], list[str]] = {}
@@ -77,7 +79,7 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
         verdict: tuple[str, ...] | None
         if message_id in found:
             verdict = IN_CONTEXT, "transcript", found[message_id]
-        elif not os.path.lexists(os.path.join(inbox, message_id + ".msg")):
+        elif not is_there(root, agent, message_id):
             verdict = IN_CONTEXT, "taken", "by a command"
         else:
             verdict = _verdict(session, message_id, offer, role, is_whole)
@@ -95,7 +97,11 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
                 if why == NOT_SHOWN:
                     session.unshown.append(message_id)
             else:
-                _move(inbox, message_id + ".msg")
+                with contextlib.suppress(FileNotFoundError):  # the agent has taken it
+                    os.rename(
+                        inbox_file(root, agent, message_id),
+                        inbox_file(root, agent, message_id, is_read=True),
+                    )
                 del session.offered[message_id]
                 session.unshown = [other for other in session.unshown if other != message_id]
 
@@ -127,13 +133,6 @@ def _report(root: str, session: Session, entries: dict[tuple[str, ...], list[str
         names = ("how", "where") if what == IN_CONTEXT else ("why",)
         lines.append(line | {"ids": ids} | dict(zip(names, more, strict=True)))
     write_report(root, session.agent, lines)
-
-
-def _move(inbox: str, name: str) -> None:
-    try:
-        os.rename(os.path.join(inbox, name), os.path.join(inbox, ".read", name))
-    except FileNotFoundError:  # the agent has taken it
-        pass
 
 
 # -- the transcript -----------------------------------------------------------------------------

@@ -16,22 +16,7 @@ import os
 import signal
 import time
 
-from relay.reach.events import (
-    ACT,
-    AGY,
-    ASK,
-    BATCH,
-    END,
-    EVENTS,
-    FAIL,
-    OTHERS,
-    PROMPT,
-    START,
-    STOP,
-    TAKES_CONTEXT,
-    TOOL,
-    WRITERS,
-)
+from relay.reach.mailbox import inbox_ids
 from relay.reach.session import (
     BLOCKED,
     FAILING,
@@ -42,6 +27,23 @@ from relay.reach.session import (
     save_session,
     session_file,
     session_lock,
+)
+from relay.reach.vendors import (
+    ACT,
+    AGY,
+    ASK,
+    BATCH,
+    CLAUDE,
+    END,
+    FAIL,
+    OTHERS,
+    PROMPT,
+    START,
+    STOP,
+    TAKES_CONTEXT,
+    TOOL,
+    VENDORS,
+    WRITERS,
 )
 
 TYPE_CHECKING = False  # typing is not loaded for it
@@ -59,6 +61,7 @@ ENDED = "ended"
 MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
 MAX_ERROR = 60
+MOST_DIGITS = 9  # of a number of messages
 
 ENVELOPE, ENVELOPE_END = "<cross-session-message", "</cross-session-message>"
 # The session's own directory; a tool may have changed the working directory.
@@ -97,7 +100,7 @@ class Call:
     @property
     def role(self) -> str:
         """The kind of event; empty for one that is not known."""
-        role = EVENTS.get(self.vendor, {}).get(self.event, "")
+        role = VENDORS[self.vendor].events.get(self.event, "") if self.vendor in VENDORS else ""
         if self.vendor == AGY:
             if role == PROMPT and self.is_next:  # the model has answered its last call
                 return BATCH
@@ -326,7 +329,7 @@ def _show(call: Call, session: Session, greeting: str) -> str:
         from relay.reach.owed import at_prompt
 
         at_prompt(session)
-    waits = waiting(call.root, session)
+    waits = unshown_ids(call.root, session)
     if waits or greeting:
         _offer(call, session, waits, greeting)
     elif _is_doorbell(call):
@@ -348,7 +351,7 @@ def _written(call: Call, session: Session) -> str:
 
 def _ask(call: Call, session: Session) -> None:
     """Let Claude Code ask its person before git changes a work tree in which others live."""
-    is_asked = (call.vendor, call.event) == ("claude", "PreToolUse")
+    is_asked = (call.vendor, call.role) == (CLAUDE, ACT)
     if is_asked and "git" in str(call.facts.get("tool_input")):  # all else costs no import
         from relay.reach.checkout import question
 
@@ -365,14 +368,14 @@ def _stop(call: Call, session: Session) -> str:
     owed = at_stop(call.root, session) or ""
     if blocks >= MOST_STOPS:
         return IDLE
-    waits = waiting(call.root, session)
+    waits = unshown_ids(call.root, session)
     if not owed and not waits:
         # Whoever sends from now on finds an idle session, and its bell rings; looking once more
         # finds what was sent before.
         _report_state(call.root, session, IDLE)
         save_session(call.root, session)
         step("idle")
-        waits = waiting(call.root, session)
+        waits = unshown_ids(call.root, session)
     goes_on = bool(owed or waits) and _offer(call, session, waits, owed)
     session.blocks = blocks + goes_on
     session.step += goes_on
@@ -408,23 +411,15 @@ def _report_state(root: str, session: Session, state: str) -> None:
         report_state(root, session, state)
 
 
-def waiting(root: str, session: Session) -> list[str]:
-    """Names of the files in the agent's inbox that the session was not shown."""
-    try:
-        names = os.listdir(os.path.join(root, "agents", session.agent, "inbox"))
-    except FileNotFoundError:
-        return []
+def unshown_ids(root: str, session: Session) -> list[str]:
+    """The ids of the messages in the agent's inbox that the session was not shown."""
     known = {*session.offered, *session.listed}
-    return [
-        name
-        for name in names
-        if name.endswith(".msg") and name[0] != "." and name[:-4] not in known
-    ]
+    return [message_id for message_id in inbox_ids(root, session.agent) if message_id not in known]
 
 
 def _is_doorbell(call: Call) -> bool:
     """True for a prompt that is ``rungs.ring_text`` and nothing else; envelopes do not count."""
-    if call.role not in (PROMPT, OTHERS) or call.vendor in ("gemini", AGY):
+    if call.role not in (PROMPT, OTHERS) or VENDORS[call.vendor].refusal != "block":
         return False
     prompt = call.text("prompt")
     return all(map(_is_ring, _in_envelopes(prompt) or [prompt.strip()]))
@@ -439,18 +434,20 @@ def _in_envelopes(prompt: str) -> list[str]:
 
 
 def _is_ring(text: str) -> bool:
-    count, _, rest = text.removeprefix("agent-relay: ").partition(" ")
-    return count.isdigit() and rest in (
-        "message waits; `relay inbox --take`",
-        "messages wait; `relay inbox --take`",
-    )
+    start, _, rest = text.partition(" ")
+    count = rest.partition(" ")[0]
+    if start != "agent-relay:" or not count.isdecimal() or len(count) > MOST_DIGITS:
+        return False
+    from relay.reach.rungs import ring_text
+
+    return text == ring_text(int(count))
 
 
 # -- output -------------------------------------------------------------------------------------
 
 
-def _offer(call: Call, session: Session, names: list[str], first: str) -> bool:
-    """Print ``first`` and the messages of these files, and record the offer.
+def _offer(call: Call, session: Session, ids: list[str], first: str) -> bool:
+    """Print ``first`` and these messages, and record the offer.
 
     False if nothing was printed. A message counts as offered when all was printed in time: the
     session's file says so only after that, so a hook that was killed has offered nothing.
@@ -458,7 +455,7 @@ def _offer(call: Call, session: Session, names: list[str], first: str) -> bool:
     from relay.reach.context import compose
     from relay.reach.evidence import begin_offer, end_offer
 
-    text, shown = compose(call.root, session, names, first)
+    text, shown = compose(call.root, session, ids, first)
     if not text:
         return False
     after = _after(call, session)
@@ -479,8 +476,7 @@ def _print(call: Call, text: str, refuses: bool = False) -> None:
     """Print context, or the reason why a stop or prompt is refused, in the vendor's form."""
     output: dict[str, object]
     if refuses:
-        verb = {"gemini": "deny", AGY: "continue"}.get(call.vendor, "block")
-        output = {"decision": verb, "reason": text}
+        output = {"decision": VENDORS[call.vendor].refusal, "reason": text}
     elif call.vendor == AGY:
         output = {"injectSteps": [{"ephemeralMessage": text}]}
     else:

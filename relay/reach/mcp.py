@@ -30,13 +30,14 @@ from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
 from agent_sdk.requests import ends_request, was_asked
 from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
-from relay.base.home import READ, Home, lock_holder
+from relay.base.home import Home, lock_holder
 from relay.base.message import ANSWERS
 from relay.base.names import MSG_SUFFIX
 from relay.base.outcomes import Progress, Wait
 from relay.base.text import plural, visible
 from relay.reach.context import Waiting, describe, read_waiting
-from relay.reach.owed import open_ledger, still_owed
+from relay.reach.mailbox import inbox_dir, inbox_file, inbox_ids, open_ledger
+from relay.reach.owed import still_owed
 from relay.reach.session import Session
 from relay.reach.tool_session import CallId, ToolSession
 from relay.reach.tools import TOOLS, BadArguments, check_call, wait_of
@@ -317,21 +318,17 @@ class ToolServer:
 
     def _known(self, agent: str, message_id: str) -> Waiting | None:
         """Read a message that the agent has, or had."""
-        inbox = os.path.join(self.root, "agents", agent, "inbox")
-        name = message_id + MSG_SUFFIX
-        return read_waiting(os.path.join(inbox, name), name) or read_waiting(
-            os.path.join(inbox, READ, name), name
+        places = (
+            inbox_file(self.root, agent, message_id, is_read=is_read) for is_read in (False, True)
         )
+        return next(filter(None, (read_waiting(path, message_id) for path in places)), None)
 
     def _waiting(self, session: Session, wanted: Wanted) -> list[Waiting]:
         """The messages that the agent was not shown, by priority, then age."""
-        inbox = os.path.join(self.root, "agents", session.agent, "inbox")
-        hidden, found = self.session.hidden(session), []
-        for name in os.listdir(inbox):
-            if name.endswith(MSG_SUFFIX) and name[0] != "." and name[:-4] not in hidden:
-                message = read_waiting(os.path.join(inbox, name), name)
-                if message is not None and wanted(message):
-                    found.append(message)
+        hidden = self.session.hidden(session)
+        ids = [one for one in inbox_ids(self.root, session.agent) if one not in hidden]
+        read = (read_waiting(inbox_file(self.root, session.agent, one), one) for one in ids)
+        found = [message for message in read if message is not None and wanted(message)]
         return sorted(found, key=lambda message: (message.priority, message.id))
 
     async def _wait(self, ctx: Context, look: Callable[[], list[str]], wait_s: float) -> list[str]:
@@ -339,7 +336,7 @@ class ToolServer:
         found = look()
         if found or wait_s <= 0:
             return found
-        inbox = os.path.join(self.root, "agents", self.session.find().agent, "inbox")
+        inbox = inbox_dir(self.root, self.session.find().agent)
         began, reported_s = time.monotonic(), 0.0
         waiter = open_waiter(inbox)
         try:

@@ -12,18 +12,13 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relay.base.clock import elapsed
-from relay.base.home import LEDGER
-from relay.base.names import MSG_SUFFIX
 from relay.base.text import plural
-from relay.reach.message_file import read_message
+from relay.reach.mailbox import SUFFIX, is_there, open_ledger, read_message
 from relay.reach.report import STATE, write_report
 from relay.reach.session import IDLE, Session, acting_as
-
-if TYPE_CHECKING:
-    import sqlite3
 
 MOST_BLOCKS = 3  # stops in a row that are refused, whatever the vendor allows
 MOST_TOLD = 2  # how often a session hears of one message
@@ -31,7 +26,6 @@ MOST_SHOWN = 5  # messages in one text; more are counted
 MOST_OWED = 256  # answers that are looked at, the oldest first
 MOST_WAITING = 64  # files in an outbox that are looked at
 HEADER_BYTES = 4096
-BUSY_S = 0.2  # for a ledger that is locked, which readers seldom see
 _OWED = """
 SELECT d.message_id, m.agent_name, m.message_type, coalesce(d.written_at, m.discovered_at)
 FROM deliveries AS d JOIN messages AS m ON m.message_id = d.message_id
@@ -100,11 +94,10 @@ def owed_answers(root: str, agent: str) -> list[OwedAnswer]:
     Without messages that are still in its inbox: it was not shown them yet. Without those whose
     answer is in its outbox, for a relay that does not run or comes to it in a moment.
     """
-    inbox = os.path.join(root, "agents", agent, "inbox")
     seen = [
         answer
         for answer in _open_answers(root, agent)
-        if not os.path.lexists(os.path.join(inbox, answer.message_id + MSG_SUFFIX))
+        if not is_there(root, agent, answer.message_id)
     ]
     answered = set(_answered(os.path.join(root, "agents", agent, "outbox"))) if seen else set()
     return [answer for answer in seen if answer.message_id not in answered]
@@ -148,21 +141,10 @@ def _open_answers(root: str, agent: str) -> list[OwedAnswer]:
         return []
 
 
-def open_ledger(root: str) -> sqlite3.Connection:
-    """Open the ledger for reading. Errors: OSError, sqlite3.Error."""
-    import sqlite3
-
-    path = os.path.join(root, LEDGER)
-    if not os.path.isfile(path):  # opening a pipe would wait
-        raise FileNotFoundError(path)
-    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=BUSY_S)
-
-
 def _answered(outbox: str) -> Iterator[str]:
     """Yield the ids of messages that a file in the outbox answers for good."""
     try:
-        names = sorted(name for name in os.listdir(outbox) if name.endswith(MSG_SUFFIX))
+        names = sorted(name for name in os.listdir(outbox) if name.endswith(SUFFIX))
     except OSError:
         return
     for name in names[-MOST_WAITING:]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from relay.reach.inotify import Folders
+from relay.reach.mailbox import inbox_dir
 from relay.reach.report import RING, log, write_report
 from relay.reach.rungs import (
     NO_RUNG,
@@ -89,7 +90,7 @@ class Bell:
         """Ring until the session ends."""
         self._recall()
         folders = Folders()
-        folders.add(self._inbox.path)
+        folders.add(inbox_dir(self.root, self.agent))
         if self.session is not None:
             file = session_file(self.session.harness, self.session.session_id)
             folders.add(os.path.join(self.root, FOLDER), file)
@@ -111,7 +112,7 @@ class Bell:
         """Read the session again; False when it has ended or lost its name."""
         session = self.session
         if session is None:
-            return os.path.isdir(self._inbox.path)
+            return os.path.isdir(inbox_dir(self.root, self.agent))
         found = load_session(self.root, session.harness, session.session_id)
         if found is not None and found.is_live:
             self.session = found

@@ -19,6 +19,7 @@ import time
 
 from relay.base.process_info import runs, words_of
 from relay.base.text import visible
+from relay.reach.mailbox import is_there
 from relay.reach.session import Session, side_file
 
 TYPE_CHECKING = False  # as in typing, which would take half a megabyte
@@ -337,10 +338,7 @@ def silence(root: str, session: Session) -> str:
 
 def has_read(root: str, session: Session) -> bool:
     """True if a message that the session was last woken for has left the inbox."""
-    inbox = os.path.join(root, "agents", session.agent, "inbox")
-    return not all(
-        os.path.exists(os.path.join(inbox, f"{message_id}.msg")) for message_id in session.woken_for
-    )
+    return not all(is_there(root, session.agent, message_id) for message_id in session.woken_for)
 
 
 def rewake_process(root: str, session: Session) -> int | None:

@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator
 
 from relay.base.errors import RelayError
-from relay.base.names import MSG_SUFFIX, NAME_VARIABLE, check_agent_name
+from relay.base.names import NAME_VARIABLE, check_agent_name
 from relay.base.process_info import runs, started_at
 from relay.reach.binding import DIED, agent_process, last_of_process
 from relay.reach.evidence import begin_offer, end_offer, settle
+from relay.reach.mailbox import is_there
 from relay.reach.session import (
     TOOLS,
     Session,
@@ -129,15 +130,13 @@ class ToolSession:
         Not what another session, a hook or a command has shown or taken since they were listed.
         Errors: OSError.
         """
-        inbox = os.path.join(self.root, "agents", session.agent, "inbox")
         one_of_the_agent = session_lock(self.root, f"tools-{session.agent}")
         with one_of_the_agent, self._change(session) as changed:
             hidden = self.hidden(changed)
             ids = [
                 message_id
                 for message_id in ids
-                if message_id not in hidden
-                and os.path.lexists(os.path.join(inbox, message_id + MSG_SUFFIX))
+                if message_id not in hidden and is_there(self.root, session.agent, message_id)
             ]
             begin_offer(changed, ids, SHOWN_BY)
         self._unwritten.setdefault(call, set()).update(ids)

@@ -1,15 +1,16 @@
-"""The agent CLIs: where each has its settings, and which hooks are installed there.
+"""The agent CLIs: their events, what a hook does at each, and where their settings are.
 
 Facts of the vendors' documentation, November 2026. Codex passes over hooks that its user has not
-reviewed in ``/hooks``; nothing here writes its trust.
+reviewed in ``/hooks``; nothing here writes its trust. Each hook loads this: it imports nothing.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from relay.reach.events import ACT, ASK, BATCH, END, EVENTS, FAIL, NOTE, PROMPT, START, STOP, TOOL
-
+CLAUDE, CODEX, GEMINI, AGY = "claude", "codex", "gemini", "agy"
+# Roles of events.
+START, PROMPT, ACT, ASK, TOOL, BATCH = "start", "prompt", "act", "ask", "tool", "batch"
+NOTE, STOP, FAIL, END = "note", "stop", "fail", "end"
+OTHERS = "others"  # a text of another session at the prompt, also in mid-turn: not the person's
 TEXTS = {  # of each role, and of the two events that do it in a way of their own
     START: "binds the session to an agent, and shows it what waits in its inbox",
     PROMPT: "shows what waits, beside your prompt",
@@ -25,68 +26,106 @@ TEXTS = {  # of each role, and of the two events that do it in a way of their ow
     "PreInvocation": "binds the session to an agent, and shows it what waits, before each call of "
     "its model",
 }
-
-
-class Vendor(NamedTuple):
-    """One agent CLI."""
-
-    name: str
-    hooks_file: str  # of the user, below ~; in a project below its directory
-    project_file: str
-    second: int  # the unit of timeouts: 1 or 1000
-    mcp_file: str  # of the user, below ~
-    mcp_project_file: str
-    advice: str = ""  # after an installation
-    former_file: str = ""  # of a project, where earlier versions put the hooks
-    has_sets: bool = False  # its file has named sets of hooks, without groups, and nothing else
-
-    @property
-    def events(self) -> dict[str, str]:
-        """Each event that gets a hook -> what that does."""
-        roles = EVENTS[self.name]
-        return {event: TEXTS.get(event) or TEXTS[role] for event, role in roles.items()}
-
-
+TAKES_CONTEXT = (START, PROMPT, OTHERS, TOOL, BATCH)
+OF_THE_MODEL = (ACT, ASK, TOOL, BATCH)
+WRITERS = frozenset("Edit Write MultiEdit NotebookEdit apply_patch write_file replace".split())
+ASKED = "PermissionRequest"  # the event whose hook may ask the operator
+REWAKE = (CLAUDE, "Stop")  # the one vendor and event whose hook may wake an idle session
 REWAKE_TEXT = "waits in the background for messages, and wakes the idle session for them"
+FOR_TOOL = {"PreToolUse": "Bash"}  # events whose hook runs for one tool only
 TIMEOUT_S = 10  # a hook ends by itself after 5
 REWAKE_TIMEOUT_S = 86_400  # it waits as long as the session is idle
-VENDORS = {
-    "claude": Vendor(
-        "claude",
+
+
+class Vendor:
+    """One agent CLI. Paths are below the user's home directory, or the project's."""
+
+    def __init__(
+        self,
+        name: str,
+        events: dict[str, str],  # that get a hook -> its role
+        hooks_file: str,  # of the user
+        mcp_file: str,  # of the user
+        *,
+        project_file: str = "",  # and in a project, where it is another one
+        mcp_project_file: str = "",
+        former_file: str = "",  # of a project, where earlier versions put the hooks
+        has_sets: bool = False,  # its file has named sets of hooks, and nothing else
+        second: int = 1,  # the unit of timeouts: 1 or 1000
+        refusal: str = "block",  # its word for a stop, or a prompt, that does not take place
+        advice: str = "",  # after an installation
+    ) -> None:
+        self.name, self.events = name, events
+        self.hooks_file, self.project_file = hooks_file, project_file or hooks_file
+        self.mcp_file, self.mcp_project_file = mcp_file, mcp_project_file or mcp_file
+        self.former_file, self.has_sets, self.second = former_file, has_sets, second
+        self.refusal, self.advice = refusal, advice
+
+    def text(self, event: str) -> str:
+        """Say what the hook of one of its events does."""
+        return TEXTS.get(event) or TEXTS[self.events[event]]
+
+
+_ALL = (
+    Vendor(
+        CLAUDE,
+        {
+            "SessionStart": START,
+            "UserPromptSubmit": PROMPT,
+            "PreToolUse": ACT,
+            "PermissionRequest": ASK,
+            "PostToolUse": TOOL,
+            "PostToolUseFailure": TOOL,
+            "PostToolBatch": BATCH,
+            "Notification": NOTE,
+            "Stop": STOP,
+            "StopFailure": FAIL,
+            "SessionEnd": END,
+        },
         ".claude/settings.json",
-        ".claude/settings.local.json",  # one's own; settings.json is for all who have the project
-        1,
         ".claude.json",
-        ".mcp.json",
+        # One's own; settings.json is for all who have the project.
+        project_file=".claude/settings.local.json",
+        mcp_project_file=".mcp.json",
         former_file=".claude/settings.json",
     ),
-    "codex": Vendor(
-        "codex",
+    Vendor(
+        CODEX,
+        {
+            "SessionStart": START,
+            "UserPromptSubmit": PROMPT,
+            "PermissionRequest": ASK,
+            "PostToolUse": TOOL,
+            "Stop": STOP,
+        },
         ".codex/hooks.json",
-        ".codex/hooks.json",
-        1,
         ".codex/config.toml",
-        ".codex/config.toml",
-        "open `/hooks` in Codex and approve them: it skips hooks that were not reviewed",
+        advice="open `/hooks` in Codex and approve them: it skips hooks that were not reviewed",
     ),
-    "gemini": Vendor(
-        "gemini",
+    Vendor(
+        GEMINI,
+        {
+            "SessionStart": START,
+            "BeforeAgent": PROMPT,
+            "AfterTool": TOOL,
+            "Notification": NOTE,
+            "AfterAgent": STOP,
+            "SessionEnd": END,
+        },
         ".gemini/settings.json",
         ".gemini/settings.json",
-        1000,
-        ".gemini/settings.json",
-        ".gemini/settings.json",
+        second=1000,
+        refusal="deny",
     ),
-    "agy": Vendor(
-        "agy",
+    Vendor(
+        AGY,
+        {"PreInvocation": PROMPT, "Stop": STOP},
         ".gemini/config/hooks.json",
-        ".agents/hooks.json",
-        1,
         ".gemini/config/mcp_config.json",
-        ".agents/mcp_config.json",
+        project_file=".agents/hooks.json",
+        mcp_project_file=".agents/mcp_config.json",
         has_sets=True,
+        refusal="continue",
     ),
-}
-ASKED = "PermissionRequest"  # the event whose hook may ask the operator
-REWAKE = ("claude", "Stop")  # the one vendor and event whose hook may wake an idle session
-FOR_TOOL = {"PreToolUse": "Bash"}  # events whose hook runs for one tool only
+)
+VENDORS = {vendor.name: vendor for vendor in _ALL}

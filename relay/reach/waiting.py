@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 
-from relay.reach.message_file import read_message
+from relay.reach.mailbox import inbox_file, inbox_ids, read_message
 
 NS = 10**9
 PAUSES_S = (5, 10, 20, 40, 80, 120)  # between rings that were not answered
@@ -67,17 +66,13 @@ class Inbox:
     """
 
     def __init__(self, root: str, agent: str) -> None:
-        self.path = os.path.join(root, "agents", agent, "inbox")
+        self._place = root, agent
         self._name = re.compile(rb"(?<![\w-])@?%s(?![\w-])" % re.escape(agent).encode(), re.I)
         self._known: dict[str, bool | None] = {}
 
     def messages(self) -> dict[str, bool]:
         """Message id -> is it urgent. Empty without an inbox."""
-        try:
-            names = os.listdir(self.path)
-        except OSError:
-            return {}
-        ids = [name[:-4] for name in names if name.endswith(".msg") and name[0] != "."]
+        ids = inbox_ids(*self._place)
         self._known = {o: self._known[o] if o in self._known else self._look(o) for o in ids}
         return {
             message_id: is_urgent
@@ -87,7 +82,7 @@ class Inbox:
 
     def _look(self, message_id: str) -> bool | None:
         """Is a message urgent; None: it does not ring."""
-        if (read := read_message(os.path.join(self.path, message_id + ".msg"), MOST_BYTES)) is None:
+        if (read := read_message(inbox_file(*self._place, message_id), MOST_BYTES)) is None:
             return False
         fields, body = dict(read[0]), read[1] or b""
         if fields.get("PRIORITY") in URGENT:

@@ -15,6 +15,7 @@ import pytest
 from agent_sdk import Agent
 from relay.reach import context, hook
 from relay.reach.context import compose
+from relay.reach.mailbox import inbox_ids
 from relay.reach.rungs import ring_text
 from relay.reach.session import Session
 from tests.procs import PATIENCE_S
@@ -338,8 +339,7 @@ def test_many_messages_do_not_hide_the_newest_that_is_urgent(
     put(root, "bob", f"PRIORITY: 0\n{HELLO}", "1795355100000000000-bb")
     session = Session("claude", "s-1")
     session.agent = "bob"
-    names = os.listdir(root / "agents/bob/inbox")
-    text, shown = compose(str(root), session, [name for name in names if ".msg" in name], "")
+    text, shown = compose(str(root), session, inbox_ids(str(root), "bob"), "")
     assert "1795355100000000000-bb" in shown and text.endswith("21 more messages in the inbox.")
 
 

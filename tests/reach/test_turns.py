@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.reach.hook import waiting
+from relay.reach.hook import unshown_ids
 from relay.reach.session import live_session
 from tests.fakes.harness import Harness
 from tests.procs import until
@@ -44,7 +44,7 @@ def test_a_message_at_any_moment_of_a_turn_is_in_the_context_once(root: Path, ve
         assert seen == [(one, 1) for one in ids]
         session = live_session(str(root), "bob")
         assert session is not None and session.state == "idle"
-        assert not waiting(str(root), session) and not session.offered
+        assert not unshown_ids(str(root), session) and not session.offered
     assert len(os.listdir(root / "agents/bob/inbox/.read")) == TURNS
 
 
