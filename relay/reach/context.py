@@ -25,7 +25,7 @@ MAX_BODIES = 8192  # bytes of printed bodies in one text
 MAX_TEXT = 9500  # characters; above 10,000 Claude Code makes a file of it
 MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest and the newest
 MOST_NAMED = 10
-MAX_HEADER = 16_384
+MOST_READ = 16_384 + MAX_BODIES  # bytes of a file: a header, and a body
 NORMAL = "2"
 HEX_DIGITS = frozenset("0123456789abcdef")
 REST = 200  # characters for the last line
@@ -76,14 +76,18 @@ class Waiting:
     """A message in the inbox; ``body`` None: it is too large, or not a message."""
 
     def __init__(
-        self, message_id: str, size: int, headers: dict[str, str], body: str | None
+        self, message_id: str, fields: list[tuple[str, str]], body: bytes | None, size: int
     ) -> None:
-        self.references: list[str] = []  # of its attachments
+        headers = dict(fields)
         self.id = message_id
         self.note = ""  # that the relay did not deliver it
         self.size = size
         self.headers = headers
-        self.body = body
+        self.references = [value for name, value in fields if name == "ATTACHMENT"]
+        self.body: str | None = None
+        if self.is_message and body is not None and "TO" in headers and size <= MOST_READ:
+            with contextlib.suppress(UnicodeDecodeError):
+                self.body = body.decode()
         self.kind = headers.get("KIND", "message").lower()
         self.sender = visible(headers.get("FROM", "")) or "an unknown sender"
         priority = headers.get("PRIORITY", NORMAL)
@@ -106,16 +110,8 @@ class Waiting:
 
 def read_waiting(path: str, message_id: str) -> Waiting | None:
     """Read a message as far as it can be printed; None if it is gone, or not a file."""
-    most = MAX_HEADER + MAX_BODIES
-    if (read := read_message(path, most)) is None:
-        return None
-    fields, body, size = read
-    found = Waiting(message_id, size, dict(fields), None)
-    found.references = [value for field, value in fields if field == "ATTACHMENT"]
-    if found.is_message and body is not None and "TO" in found.headers and size <= most:
-        with contextlib.suppress(UnicodeDecodeError):
-            found.body = body.decode()
-    return found
+    read = read_message(path, MOST_READ)
+    return None if read is None else Waiting(message_id, *read)
 
 
 def _mark_strays(root: str, agent: str, waits: list[Waiting]) -> None:
