@@ -24,7 +24,7 @@ from agent_sdk.disk import install
 from relay.base import fsio
 from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
-from relay.base.home import META, Dirs, Home
+from relay.base.home import META, PENDING, Dirs, Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
 
 NO_LEAVING = "unregisters"
@@ -135,7 +135,7 @@ def register(home: Home, agent: str, now_ns: int) -> None:
             meta = {}
         meta.pop(NO_LEAVING, None)
         meta |= {"pid": os.getpid(), "pid_start_ticks": start_ticks(), "started_at": now_ns}
-        _replace(meta, folder)
+        _replace(meta, dirs, agent)
 
 
 def unregister(home: Home, agent: str) -> None:
@@ -145,11 +145,11 @@ def unregister(home: Home, agent: str) -> None:
     """
     suppressed = contextlib.suppress(OSError, RelayError)
     with suppressed, home.changing_meta(agent), home.dirs() as dirs:
-        folder = dirs.get("agents", agent)
         meta = _meta_of(home, agent) or {}
         mine = {"pid": os.getpid(), "pid_start_ticks": start_ticks()}
         if mine.items() <= meta.items():
-            _replace({name: value for name, value in meta.items() if name not in mine}, folder)
+            left = {name: value for name, value in meta.items() if name not in mine}
+            _replace(left, dirs, agent)
 
 
 def _meta_of(home: Home, agent: str) -> dict[str, Any] | None:
@@ -164,11 +164,13 @@ def _meta_of(home: Home, agent: str) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) else None
 
 
-def _replace(meta: dict[str, object], folder: int) -> None:
+def _replace(meta: dict[str, object], dirs: Dirs, agent: str) -> None:
     import json
 
-    temp = f".{META}.{os.urandom(4).hex()}.tmp"
-    install(json.dumps(meta, indent=2).encode() + b"\n", temp, folder, META, folder)
+    folder = dirs.get("agents", agent)
+    pending = dirs.ensure("agents", agent, "outbox", PENDING)
+    temp = f"{META}.{os.urandom(4).hex()}.tmp"  # left there by a kill it is removed like any orphan
+    install(json.dumps(meta, indent=2).encode() + b"\n", temp, pending, META, folder)
     fsio.sync_file(folder)
 
 

@@ -368,3 +368,16 @@ def test_waiting_with_a_damaged_ledger_is_a_ledger_error(alice: Agent) -> None:
     Path(alice.home, "ledger.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
     with pytest.raises(LedgerError, match=r"ledger\.db: "):
         alice.wait("1706123456789012345-a1b2c3d4", "read=1s")
+
+
+def test_killed_while_it_registers_it_leaves_what_the_relay_removes(relay: HandRelay) -> None:
+    program = (
+        "import os\nfrom agent_sdk import Agent\nfrom relay.base import fsio\n"
+        "fsio.rename = lambda *names: os.kill(os.getpid(), 9)\n"
+        f"Agent('bob', {str(relay.root)!r})\n"
+    )
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=False)
+    (left,) = relay.box("bob", "outbox/.pending").iterdir()
+    assert left.name.startswith("meta.json.")
+    assert sorted(os.listdir(relay.root / "agents/bob")) == ["inbox", "outbox"]
