@@ -26,7 +26,8 @@ from relay.cli.common import (
     root_to_take_from,
     sanitize,
 )
-from relay.reach import installed, settings, settings_file
+from relay.reach import settings_file
+from relay.reach.settings import Scope, chosen, hook_states
 from relay.reach.settings_file import Change
 from relay.reach.vendors import ASKED, REWAKE, REWAKE_TEXT, VENDORS, Vendor
 from relay.views.ids import resolve_id
@@ -102,22 +103,17 @@ def install(
             options = ["--home", opened.root]
     if name is not None:
         options += ["--as", check_agent_name(name)]
-    command, folder, wait_s = relay_command(), _folder(user=user), int(ask_s or 0)
+    command, wait_s = relay_command(), int(ask_s or 0)
     plans = [
-        (
-            chosen,
-            settings.installation(
-                chosen, folder, command, options, user=user, mcp=mcp, ask_s=wait_s
-            ),
-        )
-        for chosen in installed.chosen(vendor)
+        (scope.vendor, scope.installation(command, options, mcp=mcp, ask_s=wait_s))
+        for scope in _scopes(vendor, user=user)
     ]
-    for chosen, changes in plans:
+    for one, changes in plans:
         if dry_run:
-            _explain(chosen, wait_s)
-        _carry_out(chosen, changes, "installed", "has them already", dry_run=dry_run)
-        if chosen.advice and not dry_run:
-            click.echo(f"  {chosen.advice}")
+            _explain(one, wait_s)
+        _carry_out(one, changes, "installed", "has them already", dry_run=dry_run)
+        if one.advice and not dry_run:
+            click.echo(f"  {one.advice}")
 
 
 @hooks.command(epilog="\b\nExamples:\n  relay hooks remove\n  relay hooks remove claude --user")
@@ -130,12 +126,9 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
 
     A file that was not changed since is put back as it was, and its copy is removed.
     """
-    folder = _folder(user=user)
-    plans = [
-        (chosen, settings.removal(chosen, folder, user=user)) for chosen in installed.chosen(vendor)
-    ]
-    for chosen, changes in plans:
-        _carry_out(chosen, changes, "removed", "has none of ours", dry_run=dry_run)
+    plans = [(scope.vendor, scope.removal()) for scope in _scopes(vendor, user=user)]
+    for one, changes in plans:
+        _carry_out(one, changes, "removed", "has none of ours", dry_run=dry_run)
 
 
 @command(of=hooks, epilog="\b\nExamples:\n  relay hooks status\n  relay hooks status codex --json")
@@ -143,7 +136,7 @@ def remove(ctx: click.Context, vendor: tuple[str, ...], *, user: bool, dry_run: 
 def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_json: bool) -> None:
     """Show where hooks are installed, when one last fired, and what is wrong with them."""
     root = root_of(ctx, home)
-    for state in installed.hook_states(root, os.getcwd(), vendor):
+    for state in hook_states(root, os.getcwd(), vendor):
         if as_json:
             echo_json(state._asdict() | {"text": state.text})
         else:
@@ -173,8 +166,9 @@ def relay_command() -> list[str]:
     return [os.path.abspath(this)]
 
 
-def _folder(*, user: bool) -> str:
-    return os.path.expanduser("~") if user else os.getcwd()
+def _scopes(names: tuple[str, ...], *, user: bool) -> list[Scope]:
+    folder = os.path.expanduser("~") if user else os.getcwd()
+    return [Scope(vendor, folder, is_user=user) for vendor in chosen(names)]
 
 
 def _carry_out(

@@ -25,8 +25,8 @@ from relay.base.text import plural
 from relay.delivery.intake import PENDING_WARN_S
 from relay.doctor.report import Target, list_dir, listed, partial_check, recheck
 from relay.reach import report
-from relay.reach.installed import hook_states
 from relay.reach.rungs import WAKE, BadWake, read_wake
+from relay.reach.settings import hook_states
 from relay.reach.vendors import VENDORS
 
 MAX_ENTRIES = 50_000  # takes half a second

@@ -15,8 +15,9 @@ import pytest
 from relay.base.errors import EXIT_STATE, EXIT_USAGE, SettingsError
 from relay.base.home import Home
 from relay.cli import hooks
-from relay.reach import settings, settings_file
+from relay.reach import settings_file
 from relay.reach.session import FOLDER, Session, save_session
+from relay.reach.settings import Scope
 from relay.reach.vendors import VENDORS
 from tests.reach.projects import RELAY, THEIRS, commands, entries, relay, theirs
 
@@ -285,8 +286,8 @@ def test_an_mcp_server_that_was_added_by_hand_stays(project: Path) -> None:
 
 def test_a_change_by_another_program_meanwhile_is_not_written_over(project: Path) -> None:
     path = theirs(project)
-    (change,) = settings.installation(
-        VENDORS["claude"], str(project), [RELAY], [], user=False, mcp=False
+    (change,) = Scope(VENDORS["claude"], str(project), is_user=False).installation(
+        [RELAY], [], mcp=False
     )
     path.write_text('{"model": "sonnet"}')
     with pytest.raises(SettingsError, match="changed by another program"):

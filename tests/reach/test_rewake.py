@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli import hooks, run
-from relay.reach import rungs, settings
+from relay.reach import rungs, settings_file
 from relay.reach.bell import WOKEN
 from relay.reach.rungs import ClaudeRewake, RingFailed, RungTarget, Wake, ring_text
 from relay.reach.session import IDLE
@@ -136,7 +136,7 @@ def test_killed_between_the_count_and_the_exit_it_is_not_woken(bob: Cli) -> None
     facts = json.dumps({"session_id": bob.session.session_id})
     line = f"printf %s {shlex.quote(facts)} | {shlex.join([sys.executable, '-c', code])}"
     hook = subprocess.Popen(
-        line + settings.WAKES, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        line + settings_file.WAKES, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     file = Path(rungs.rewake_file(str(bob.root), bob.session))
     until(file.exists)
