@@ -111,7 +111,7 @@ def test_a_bomb_is_cut_off_where_its_envelope_ends() -> None:
 
 
 @pytest.mark.parametrize("records", [0, 1000])
-def test_D10_a_large_bomb_is_refused_before_there_is_room_made_for_it(records: int) -> None:
+def test_a_large_bomb_is_refused_before_there_is_room_made_for_it(records: int) -> None:
     """Behind so many messages nothing but zeros: 100 MiB of them in 100 KB."""
     raw = messages_body(*(message(number) for number in range(1, records + 1)))
     stream = gzip.compress(raw, 1) + gzip.compress(bytes(100 * MIB), 1)
@@ -119,7 +119,7 @@ def test_D10_a_large_bomb_is_refused_before_there_is_room_made_for_it(records: i
     assert fault.expected == f"end of section 2{WHERE}" and fault.offset == len(raw)
 
 
-def test_D10_no_record_of_a_bomb_is_waited_for_without_end() -> None:
+def test_no_record_of_a_bomb_is_waited_for_without_end() -> None:
     """Its first message claims a content of 200 MiB, and they come."""
     head = messages_body(message(1, content=b"x"))
     at = head.index(b"\x01\x00\x00\x00x")
@@ -129,7 +129,7 @@ def test_D10_no_record_of_a_bomb_is_waited_for_without_end() -> None:
     assert f"of {200 * MIB} bytes" in str(fault.expected)
 
 
-def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
+def test_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
     most = [message(number, content=b"x" * MIB) for number in range(1, 67)]
     raw = messages_body(*most)
     data = compressed(len(raw), gzip.compress(raw, 1), count=len(most))
@@ -137,7 +137,7 @@ def test_D10_what_is_large_and_says_the_same_again_and_again_is_read() -> None:
     assert store_file.decode(data, "it").messages == tuple(most)
 
 
-def test_D10_what_the_memory_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_memory_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     free = psutil.virtual_memory()._replace(available=60 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     size = 100 * MIB

@@ -211,7 +211,7 @@ def test_a_script_that_does_not_begin_as_one_is_named(
     assert str(caught.value).startswith(f"{program} cannot be run: {said}")
 
 
-def test_D1_who_cannot_be_looked_at_has_not_ended() -> None:
+def test_who_cannot_be_looked_at_has_not_ended() -> None:
     """One that a relay before this one started: taken for ended, it would be started twice."""
     spawner, parent = SystemSpawner(), os.getppid()
     pid = Pid(parent, spawner._start_of(parent) or "")

@@ -45,7 +45,7 @@ CASES = {
     "done": Sent(due_s=OWED_S),
     "unrequested": Sent(kind=MessageType.TEXT, class_="unrequested"),
     "plain": Sent(kind=MessageType.TEXT),
-    # M03: what is begun is owed, and what was given up is not; as the ledger says it.
+    # What is begun is owed, and what was given up is not; as the ledger says it.
     "begun": Sent("carol", class_="overdue"),
     "silent": Sent("carol", class_="owed"),
     "finished": Sent("carol"),

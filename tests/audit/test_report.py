@@ -233,7 +233,7 @@ def test_the_busiest_pairs_have_a_bar_and_the_others_a_count(tmp_path: Path) -> 
     assert "The busiest 12 of 300." in text
 
 
-def test_m37_commands_are_whole_and_a_table_that_goes_on_has_a_shadow(
+def test_commands_are_whole_and_a_table_that_goes_on_has_a_shadow(
     chromium: Page, tmp_path: Path
 ) -> None:
     own = f"1769851800000000000-{'a1' * 16}"

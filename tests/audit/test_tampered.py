@@ -53,7 +53,7 @@ def test_nothing_else_is_found(outcome: Said) -> None:
     assert set().union(*outcome.checks.values()) == tampered
 
 
-def test_M16_the_finding_names_the_header_and_the_values(outcome: Said) -> None:
+def test_the_finding_names_the_header_and_the_values(outcome: Said) -> None:
     (found,) = (row for row in outcome.findings if row["message_id"] == "1-forged_row")
     assert found["check"] == "reconcile.headers_differ"
     assert found["detail"]["headers"] == KNOWN["forged_row"].headers

@@ -66,14 +66,14 @@ TAKEN = {"last_error": "no answer", "read_how": "taken"}
         (bob("read", recipient="__orchestrator__"), "handled", " by the relay itself"),
     ],
 )
-def test_M05_what_became_of_a_message_in_a_word_and_in_a_line(
+def test_what_became_of_a_message_in_a_word_and_in_a_line(
     delivery: dict[str, Any], word: str, rest: str
 ) -> None:
     assert outcomes.summary(ROW, [delivery]) == word
     assert outcomes.headline(ROW, [delivery], NOW) == word + rest
 
 
-def test_M05_who_it_is_for_is_named_where_the_address_does_not_say() -> None:
+def test_who_it_is_for_is_named_where_the_address_does_not_say() -> None:
     team = {**ROW, "target": "#team"}
     assert outcomes.headline(team, [bob("written")], NOW) == "delivered to bob, not read yet"
     assert outcomes.headline(team, [bob("held", last_error="full")], NOW) == "held for bob: full"
@@ -88,7 +88,7 @@ def test_M05_who_it_is_for_is_named_where_the_address_does_not_say() -> None:
         ("archived", None, "no recipients", "no recipients"),
     ],
 )
-def test_M05_what_nobody_has_yet_or_ever(
+def test_what_nobody_has_yet_or_ever(
     status: str, error: str | None, short: str, headline: str
 ) -> None:
     row = {**ROW, "status": status, "last_error": error}
@@ -105,12 +105,12 @@ def test_M05_what_nobody_has_yet_or_ever(
         (["held", "written"], "1 of 2 held"),
     ],
 )
-def test_M05_several_are_counted(states: list[str], text: str) -> None:
+def test_several_are_counted(states: list[str], text: str) -> None:
     assert outcomes.summary(ROW, [bob(state) for state in states]) == text
     assert outcomes.headline(ROW, [bob(state) for state in states], NOW) == text
 
 
-def test_M05_the_reason_why_several_are_held_is_said_once() -> None:
+def test_the_reason_why_several_are_held_is_said_once() -> None:
     held = [bob("held", last_error="full channel", recipient=name) for name in "abcde"]
     assert outcomes.progress(ROW, held[:2], NOW) == "held for a, b: full channel"
     assert outcomes.progress(ROW, held, NOW) == "held for a, b, c and 2 more: full channel"
@@ -118,7 +118,7 @@ def test_M05_the_reason_why_several_are_held_is_said_once() -> None:
     assert outcomes.progress(ROW, held[:2], NOW) == "held for a: full channel; held for b: full"
 
 
-def test_M05_answers_of_several_come_first() -> None:
+def test_answers_of_several_come_first() -> None:
     found = [acked("completed"), acked("failed"), bob("read"), bob("written")]
     assert outcomes.summary(ROW, found) == "1 of 4 completed, 1 failed, 1 read"
 

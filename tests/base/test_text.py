@@ -35,7 +35,7 @@ values = st.recursive(
         ("a\nb\tc\r", r"a\nb\tc\r"),
     ],
 )
-def test_M18_what_cannot_be_seen_is_shown_as_an_escape(text: str, shown: str) -> None:
+def test_what_cannot_be_seen_is_shown_as_an_escape(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
@@ -90,19 +90,19 @@ def test_no_text_is_hidden_in_an_emoji() -> None:
     assert [c for c in said if unicodedata.category(c) == "Mn"] == ["\ufe0f"]
 
 
-def test_M18_lines_may_stay_lines() -> None:
+def test_lines_may_stay_lines() -> None:
     assert visible("a\n\tb\r\x1b", keep="\n\t") == "a\n\tb\\r\\x1b"
 
 
 @settings(max_examples=40)  # of all of Unicode it is shown above
 @given(values)
-def test_M18_json_means_the_same_and_is_printable(value: Any) -> None:
+def test_json_means_the_same_and_is_printable(value: Any) -> None:
     line = json_line(value)
     assert line.isprintable()
     assert json.loads(line) == value
 
 
-def test_M18_json_has_the_escapes_that_json_has() -> None:
+def test_json_has_the_escapes_that_json_has() -> None:
     assert json_line({"é": "\x9b\u202e\x7f\U000e0041"}) == (
         '{"é": "\\u009b\\u202e\\u007f\\udb40\\udc41"}'
     )

@@ -182,7 +182,7 @@ def test_a_file_is_checked_by_setting_or_line_and_column(home: Path, tmp_path: P
     assert said(home, "check", str(other)) == f"{other}: OK\n"
 
 
-def test_M38_a_lead_that_is_no_agent_is_a_warning(home: Path) -> None:
+def test_a_lead_that_is_no_agent_is_a_warning(home: Path) -> None:
     assert changed(home, "lead", "alic")["new"] == "alic"
     line = "relay: lead: there is no agent alic; did you mean alice?\n"
     assert line in said(home, "check")

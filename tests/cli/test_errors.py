@@ -142,7 +142,7 @@ def test_a_closed_stream_is_no_crash_and_no_files_number(words: str, code: int, 
     assert "Traceback" not in done.stderr
 
 
-def test_M10_hints_name_the_home(
+def test_hints_name_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def hint(*words: str) -> str:
@@ -167,7 +167,7 @@ def test_a_reader_that_closes_the_pipe_ends_a_command_with_141() -> None:
     assert (done.returncode, done.stderr) == (EXIT_PIPE_CLOSED, b"")
 
 
-def test_m3_a_full_disk_behind_the_output_asks_for_no_second_try(
+def test_a_full_disk_behind_the_output_asks_for_no_second_try(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -181,7 +181,7 @@ def test_m3_a_full_disk_behind_the_output_asks_for_no_second_try(
     ("output", "error"),
     [(">&-", "stdout is closed; "), ("> /dev/full", "No space left on device; ")],
 )
-def test_m4_a_message_that_is_taken_and_not_printed_is_named(
+def test_a_message_that_is_taken_and_not_printed_is_named(
     output: str, error: str, home: Path
 ) -> None:
     name = f"{MESSAGE_ID}.msg"
@@ -296,7 +296,7 @@ def test_who_sends_for_the_first_time_is_told_that_this_made_an_agent(
         (["bob"], ""),
     ],
 )
-def test_m33_a_name_that_is_like_another_is_registered_with_a_warning(
+def test_a_name_that_is_like_another_is_registered_with_a_warning(
     words: list[str], line: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--home", str(home), "register", *words]) == EXIT_OK

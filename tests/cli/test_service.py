@@ -138,7 +138,7 @@ def test_a_link_in_its_place_is_not_followed(
     assert target.read_text() == "mine"
 
 
-def test_m39_what_is_enabled_is_disabled_before_its_file_goes(
+def test_what_is_enabled_is_disabled_before_its_file_goes(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(home, capsys, "install")[0] == 0
@@ -166,7 +166,7 @@ def units(home: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def test_M17_two_homes_have_two_units(
+def test_two_homes_have_two_units(
     home: Path, other: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(home, capsys, "install")[0] == 0

@@ -278,9 +278,7 @@ def test_on_the_newer_loopback_as_well(asked: Asked) -> None:
         assert asked.ask("/healthz", address="::1", port=port)[2] == "healthy\n"
 
 
-def test_D10_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(
-    asked: Asked, port: int
-) -> None:
+def test_by_any_name_on_the_socket_and_by_its_own_address_on_tcp(asked: Asked, port: int) -> None:
     asked.serve()
     asked.admin.begin(f"127.0.0.2:{port}")
     assert asked.ask("/healthz", host="evil.example")[0] == 200  # who may open it is the owner

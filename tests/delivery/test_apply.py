@@ -160,7 +160,7 @@ def test_too_late_it_is_refused_and_said_so(table: Table) -> None:
     assert (again.plan.refusal, again.plan.draft) == (None, None)  # it was accepted in time
 
 
-def test_m05_a_group_of_one_and_topics_that_nobody_wants_are_said(table: Table) -> None:
+def test_a_group_of_one_and_topics_that_nobody_wants_are_said(table: Table) -> None:
     table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team")
     work = table.decide("TO: #team\n\nhi")
     assert said(work) == "no recipients: team has no other members\n"

@@ -60,9 +60,7 @@ def killed_with_three_in_hand(relay: Relay, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", SICK)
-def test_D1_a_start_that_cannot_look_gives_up_nothing(
-    relay: Relay, tmp_path: Path, how: str
-) -> None:
+def test_a_start_that_cannot_look_gives_up_nothing(relay: Relay, tmp_path: Path, how: str) -> None:
     home = relay.home
     killed_with_three_in_hand(relay, tmp_path)
     where, injection = SICK[how]
@@ -81,7 +79,7 @@ def test_D1_a_start_that_cannot_look_gives_up_nothing(
     assert not list(home.glob("archive/*/bob/rejected/*"))
 
 
-def test_D1_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_path: Path) -> None:
+def test_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_path: Path) -> None:
     home = relay.home
     (home / "config.json").write_text('{"detection": {"scan_interval_s": 1}}')
     killed_with_three_in_hand(relay, tmp_path)
@@ -94,7 +92,7 @@ def test_D1_the_same_relay_goes_on_by_itself_once_it_can_look(relay: Relay, tmp_
     assert len(sick.injected()) == 12
 
 
-def test_D1_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
+def test_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
     relay: Relay, tmp_path: Path
 ) -> None:
     home = relay.home
@@ -110,7 +108,7 @@ def test_D1_an_agent_whose_directory_cannot_be_opened_is_one_and_its_mail_waits(
     relay.stop()
 
 
-def test_D1_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
+def test_a_start_that_cannot_look_into_an_inbox_doubles_nothing(
     relay: Relay, tmp_path: Path
 ) -> None:
     """Delivered and taken, and the journal has it as staged: that its inbox cannot be opened for

@@ -25,7 +25,7 @@ def region(line: str) -> tuple[int, int]:
 
 
 @pytest.mark.shows("journal 1.16")
-def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
+def test_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     relay: Relay, tmp_path: Path
 ) -> None:
     relay.start()
@@ -51,7 +51,7 @@ def test_D5_what_a_failed_sync_left_is_written_again_before_it_is_trusted(
     assert statuses(relay.home) == ["archived"]
 
 
-def test_D5_what_a_checkpoint_covers_is_not_written_again(relay: Relay, tmp_path: Path) -> None:
+def test_what_a_checkpoint_covers_is_not_written_again(relay: Relay, tmp_path: Path) -> None:
     relay.start()
     drop(relay.home, "bob", *NAMES, text="x" * 20_000)
     until(lambda: inbox(relay.home, "alice") == NAMES, "the messages")

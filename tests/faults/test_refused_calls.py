@@ -19,9 +19,7 @@ def listening(home: Path) -> str:
     raise AssertionError("nobody listens there")
 
 
-def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
-    relay: Relay, tmp_path: Path
-) -> None:
+def test_the_admin_thread_outlives_an_error_of_its_selector(relay: Relay, tmp_path: Path) -> None:
     home = relay.home
     relay.start()
     assert relay.process is not None and status_of(home)
@@ -35,7 +33,7 @@ def test_D8_the_admin_thread_outlives_an_error_of_its_selector(
     assert relay.stop() == 0  # the thread ends, too
 
 
-def test_D9_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_path: Path) -> None:
+def test_a_foreseen_fault_is_a_line_and_says_what_to_do(relay: Relay, tmp_path: Path) -> None:
     home = relay.home
     relay.start()
     without_threads = Tracing(tmp_path, [], "clone3:error=EAGAIN", "clone:error=EAGAIN")

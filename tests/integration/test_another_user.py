@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield root
 
 
-def test_m08_a_ledger_of_mode_000_is_no_damaged_one(home: Path) -> None:
+def test_a_ledger_of_mode_000_is_no_damaged_one(home: Path) -> None:
     ledger = str(home / "ledger.db")
     assert as_somebody(lambda: open_readonly(ledger).close()) == "None"
     os.chmod(ledger, 0)
@@ -62,7 +62,7 @@ def test_m08_a_ledger_of_mode_000_is_no_damaged_one(home: Path) -> None:
     assert said == f"{ledger}: permission denied; `chmod 600 {ledger}`"
 
 
-def test_m08_a_ledger_that_another_user_made_names_its_owner(home: Path) -> None:
+def test_a_ledger_that_another_user_made_names_its_owner(home: Path) -> None:
     ledger = str(home / "ledger.db")
     os.chown(ledger, 0, 0)
     said = as_somebody(lambda: open_readonly(ledger))
@@ -71,7 +71,7 @@ def test_m08_a_ledger_that_another_user_made_names_its_owner(home: Path) -> None
     )
 
 
-def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> None:
+def test_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> None:
     name = errors.run_as(SOMEBODY).split(",")[0].removeprefix("run it as user ")
     before = sorted(home.rglob("*"))
     for command in (("register", "bob"), ("send", "alice", "hi"), ("up",)):
@@ -82,7 +82,7 @@ def test_m09_root_in_another_users_home_is_told_to_be_that_user(home: Path) -> N
     assert [path for path in sorted(home.rglob("*")) if path not in before] == []
 
 
-def test_D1_a_meta_json_that_cannot_be_read_is_not_written_again(home: Path) -> None:
+def test_a_meta_json_that_cannot_be_read_is_not_written_again(home: Path) -> None:
     """It holds the agent's role and key: an agent that begins does not know that it has none."""
     meta = home / "agents/alice/meta.json"
     meta.write_text('{"role": "lead"}')
@@ -100,7 +100,7 @@ def test_D1_a_meta_json_that_cannot_be_read_is_not_written_again(home: Path) -> 
     assert meta.read_text() == before
 
 
-def test_m09_the_home_itself_has_a_name_among_what_is_of_another_user(home: Path) -> None:
+def test_the_home_itself_has_a_name_among_what_is_of_another_user(home: Path) -> None:
     done = relay("doctor", home=home)
     line = next(one for one in done.stdout.splitlines() if "another user" in one)
     assert line.startswith("files: owned by another user: ., ")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from tests.box import Box
 
-# -- M15: the channel is the address -------------------------------------------------------
+# -- the channel is the address ------------------------------------------------------------
 
 
-def test_M15_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
+def test_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
     for agent in ("alice", "bob"):
         box.send(agent, "TO: #build\nKIND: join\n\n")
     assert box.acks("bob") == ["completed bob is a member of build, a Group channel\n"]
@@ -20,7 +20,7 @@ def test_M15_a_channel_is_joined_and_left_by_its_address(box: Box) -> None:
     assert "no recipients: build has no other members" in box.nacks("alice")[0]
 
 
-def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
+def test_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
     box.send("bob", "TO: #ci\nKIND: subscribe\n\nPATTERN: test.*")
     box.send("carol", "TO: #ci\nKIND: subscribe\n\n")
     box.send("alice", "TO: #ci\nKIND: join")
@@ -33,7 +33,7 @@ def test_M15_topics_are_subscribed_to_and_left_by_the_address(box: Box) -> None:
     assert "three" in box.bodies("carol") and "three" not in box.bodies("bob")
 
 
-def test_M15_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
+def test_two_channels_in_one_message_are_not_guessed_between(box: Box) -> None:
     box.send("alice", "TO: #build\nKIND: join\n\nCHANNEL: other")
     assert "TO says #build and CHANNEL says other" in box.nacks("alice")[0]
     assert box.store.channels.find_by_name("build") is None

@@ -169,7 +169,7 @@ def test_mail_of_a_name_that_nobody_may_have(box: Box) -> None:
     assert finding.severity is Severity.WARNING
 
 
-def test_m38_a_lead_that_nobody_is_is_said(box: Box) -> None:
+def test_a_lead_that_nobody_is_is_said(box: Box) -> None:
     config = box.path("config.json")
     config.write_text(
         json.dumps({"lead": "nobody", "disk": {"floor_mib": 0, "alert_percent": 100}})

@@ -11,7 +11,7 @@ from tests.integration.test_doctor_checks import box, found, mend, one, pytestma
 __all__ = ["box", "pytestmark"]  # a home of the same kind
 
 
-def test_B1_a_message_left_in_pending_is_named_and_not_removed(box: Box) -> None:
+def test_a_message_left_in_pending_is_named_and_not_removed(box: Box) -> None:
     pending = box.path("agents/alice/outbox/.pending/1700000000000000099-99.msg")
     pending.write_text("TO: bob\n\nhal")
     os.utime(pending, (time.time() - 40, time.time() - 40))

@@ -33,7 +33,7 @@ def box(box: Box) -> Box:
     return box
 
 
-def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
+def test_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert doctor(box)[-1] == "OK"
@@ -45,7 +45,7 @@ def test_D10_of_a_big_tree_a_part_is_looked_at_and_that_is_no_plain_ok(
     assert doctor(box)[-1] == "OK, as far as checked"
 
 
-def test_D10_of_many_rows_the_newest_are_compared_and_that_is_said(
+def test_of_many_rows_the_newest_are_compared_and_that_is_said(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_ROWS", 1)

@@ -9,7 +9,7 @@ from relay.doctor import examine
 from tests.procs import Relay
 
 
-def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
+def test_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: Path) -> None:
     with Home(str(home)) as opened:
         (finding,) = examine(opened)
     assert (finding.what, finding.severity.value, finding.where) == ("process", "error", ".lock")
@@ -17,7 +17,7 @@ def test_M06_the_doctor_names_a_relay_that_does_not_answer(stopped: int, home: P
     assert finding.advice == f"`kill -CONT {stopped}` lets it continue"
 
 
-def test_m12_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
+def test_a_relay_that_did_not_stop_by_itself_is_a_note(running: Relay, home: Path) -> None:
     pid = running.pid
     running.kill()
     with Home(str(home)) as opened:

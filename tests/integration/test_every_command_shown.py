@@ -276,13 +276,13 @@ def quit_top(view: fdspawn[bytes]) -> None:
     view.send("q")
 
 
-def test_M18_no_command_is_forgotten() -> None:
+def test_no_command_is_forgotten() -> None:
     assert sorted(commands()) == sorted([*LINES, *SHOWN_ELSEWHERE])
     assert set(SHOW_IT) <= set(LINES)
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_M18_nothing_of_others_reaches_a_terminal_as_it_is(
+def test_nothing_of_others_reaches_a_terminal_as_it_is(
     command: str, hostile: dict[str, str]
 ) -> None:
     shown = ""

@@ -40,7 +40,7 @@ def inbox(box: Box, *parts: str) -> Path:
     return box.path("agents", "bob", "inbox", *parts)
 
 
-def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
+def test_taken_and_removed_are_two_things(any_box: Box) -> None:
     taken, removed = (any_box.send("alice", HI) for _ in range(2))
     any_box.after(1.1)
     any_box.take("bob", taken)
@@ -54,7 +54,7 @@ def test_M02_taken_and_removed_are_two_things(any_box: Box) -> None:
     assert row["id"] == removed
 
 
-def test_M02_removed_after_the_clock_was_set_back_it_does_not_come_again(box: Box) -> None:
+def test_removed_after_the_clock_was_set_back_it_does_not_come_again(box: Box) -> None:
     sent = box.send("alice", HI)
     box.clock.jump(-3600)
     box.remove("bob", sent)
@@ -64,7 +64,7 @@ def test_M02_removed_after_the_clock_was_set_back_it_does_not_come_again(box: Bo
     assert read(box, sent) == ("read", "removed")
 
 
-def test_M02_removed_in_the_second_of_its_delivery_where_times_are_whole_seconds(box: Box) -> None:
+def test_removed_in_the_second_of_its_delivery_where_times_are_whole_seconds(box: Box) -> None:
     second = box.clock.now_ns() // NS_PER_S * NS_PER_S
     box.clock.advance((second + NS_PER_S - box.clock.now_ns() + 300_000_000) / NS_PER_S)
     sent = box.send("alice", HI)
@@ -75,7 +75,7 @@ def test_M02_removed_in_the_second_of_its_delivery_where_times_are_whole_seconds
     assert read(box, sent) == ("read", "removed")
 
 
-def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
+def test_one_that_is_removed_is_looked_up_alone_however_many_wait(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *_ = [box.send("alice", HI) for _ in range(5)]
@@ -91,14 +91,14 @@ def test_M02_one_that_is_removed_is_looked_up_alone_however_many_wait(
     assert read(box, first) == ("read", "removed")
 
 
-def test_M02_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
+def test_taken_and_answered_in_one_batch_it_was_taken(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
     box.take("bob", sent)
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {sent}\n\ncompleted")
     assert read(box, sent) == ("acked", "taken")
 
 
-def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
+def test_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
     old = any_box.send("alice", "TO: bob\n\nold")
     any_box.after(1.1)
     any_box.take("bob", old)
@@ -125,7 +125,7 @@ def test_M02_a_mailbox_that_vanished_has_read_nothing(any_box: Box) -> None:
     assert read(any_box, sent[0]) == ("read", "taken")
 
 
-def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
+def test_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Box) -> None:
     """As `rm -r` does it, and the relay looks in between."""
     sent = box.send("alice", HI)
     inbox(box, f"{sent}.msg").unlink()
@@ -139,7 +139,7 @@ def test_M02_files_that_go_one_by_one_before_their_mailbox_were_not_read(box: Bo
     assert attempts(box) == {"hi": "2"}
 
 
-def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -> None:
+def test_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -> None:
     """Two renames, of which no watch tells: what is taken out of the new one was read."""
     first, second = box.send("alice", "TO: bob\n\n1"), box.send("alice", "TO: bob\n\n2")
     strange = box.send("alice", "TO: carol\n\nnot bob's")
@@ -161,7 +161,7 @@ def test_M02_another_inbox_in_its_place_is_seen_before_the_next_scan(box: Box) -
     assert read(box, second) == ("read", "removed") and attempts(box) == {"1": "2"}
 
 
-def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
+def test_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     sent = box.send("alice", HI)
     box.command("operator", RETIRE, "NAME: bob", "REASON: done here")
     shutil.rmtree(box.path("agents", "bob"))
@@ -171,7 +171,7 @@ def test_M02_of_a_retired_agent_it_goes_back_to_its_sender(box: Box) -> None:
     assert "done here" in box.nacks("alice")[0]
 
 
-def test_M02_whose_mailbox_is_gone_already_may_be_retired(box: Box) -> None:
+def test_whose_mailbox_is_gone_already_may_be_retired(box: Box) -> None:
     """It is the one way to give its senders their mail back, as `relay doctor` says."""
     sent = box.send("alice", HI)
     shutil.rmtree(box.path("agents", "bob"))
@@ -193,7 +193,7 @@ def replaced(box: Box) -> None:
     box.home.make_agent("bob")
 
 
-def test_M02_it_counts_whatever_was_promised(box: Box) -> None:
+def test_it_counts_whatever_was_promised(box: Box) -> None:
     """Exactly-once, too: what stood in a mailbox that is gone happened to nobody."""
     box.send("alice", "TO: bob\nDELIVERY: exactly-once\n\nonce")
     replaced(box)
@@ -201,7 +201,7 @@ def test_M02_it_counts_whatever_was_promised(box: Box) -> None:
     assert attempts(box) == {"once": "2"}
 
 
-def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box) -> None:
+def test_long_done_in_the_store_it_is_made_again_from_its_original(box: Box) -> None:
     sent = box.send("alice", HI)
     box.flush()
     box.clock.advance(90_000)
@@ -213,7 +213,7 @@ def test_M02_long_done_in_the_store_it_is_made_again_from_its_original(box: Box)
     assert attempts(box) == {"hi": "2"}
 
 
-def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
+def test_so_is_what_the_store_has_archived(box: Box) -> None:
     sent = box.send("alice", HI)
     box.store.archives.archive(
         box.store.messages.find_by_relay_id(sent).id
@@ -227,7 +227,7 @@ def test_M02_so_is_what_the_store_has_archived(box: Box) -> None:
     assert box.store.messages.incomplete() == {}  # nothing is left open that no one settles
 
 
-def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:
+def test_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> None:
     """Nobody is reminded of what it does not have, nor a minute after it has it."""
     sent = box.send("alice", "TO: bob\nKIND: command\n\ngo")
     box.after(1700)
@@ -246,7 +246,7 @@ def test_M02_the_time_for_an_answer_begins_when_it_is_there_again(box: Box) -> N
     assert [m.kind for m in box.inbox("bob").values()] == ["command", "reminder"]
 
 
-def test_D4_an_inbox_put_back_from_an_older_copy_has_read_nothing(box: Box, tmp_path: Path) -> None:
+def test_an_inbox_put_back_from_an_older_copy_has_read_nothing(box: Box, tmp_path: Path) -> None:
     before = [box.send("alice", f"TO: bob\n\nbefore {n}") for n in range(2)]
     box.take("bob", before[0])
     box.tick()
@@ -265,7 +265,7 @@ def test_D4_an_inbox_put_back_from_an_older_copy_has_read_nothing(box: Box, tmp_
     assert len(said(box)) == 1 and said(box)[0].startswith("2 unread")
 
 
-def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
+def test_so_has_one_that_was_put_back_in_place(box: Box) -> None:
     """As rsync does it: the same directory, its content and times of before."""
     box.send("alice", HI)
     status = os.stat(inbox(box))
@@ -278,7 +278,7 @@ def test_D4_so_has_one_that_was_put_back_in_place(box: Box) -> None:
     assert attempts(box) == {"hi": "1", "later": "2"}
 
 
-def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> None:
+def test_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob")
     sent = [box.send("alice", f"TO: bob\n\n{n}") for n in range(2)]
     box.take("bob", sent[0])
@@ -291,7 +291,7 @@ def test_D4_the_copy_of_a_stopped_home_is_as_the_home_was(tmp_path: Path) -> Non
     copy.close()
 
 
-def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
+def test_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
     taken, removed = (box.send("alice", HI) for _ in range(2))
     box.kill()
     box.take("bob", taken)
@@ -301,7 +301,7 @@ def test_D4_what_is_read_while_no_relay_runs_is_read(box: Box) -> None:
     assert (read(box, taken), read(box, removed)) == (("read", "taken"), ("read", "removed"))
 
 
-def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
+def test_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     box.until_dead()
     assert read(box, sent) == ("dead", None)
@@ -314,7 +314,7 @@ def test_M01_a_dead_letter_that_is_read_says_so(box: Box) -> None:
     assert read(box, sent) == ("acked", "taken")
 
 
-def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
+def test_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = time.time_ns() - 7200 * 10**9  # the inbox that is made is the younger one
@@ -338,7 +338,7 @@ def test_M01_one_that_vanished_with_its_mailbox_was_removed_by_nobody(
     box.close()
 
 
-def test_M02_killed_at_any_step_what_vanished_of_a_retired_agent_goes_back_once(
+def test_killed_at_any_step_what_vanished_of_a_retired_agent_goes_back_once(
     tmp_path: Path,
 ) -> None:
     """Before each effect of the turns in which a mailbox is found to be another one."""

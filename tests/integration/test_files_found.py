@@ -76,7 +76,7 @@ def actions(box: Box) -> list[str]:
     return [line["action"] for line in box.log if line.get("action") in PENDING_ACTIONS]
 
 
-def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) -> None:
+def test_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) -> None:
     name = box.name()
     pending = left(box, name)
     box.after(29)
@@ -101,7 +101,7 @@ def test_B1_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) 
     assert box.bodies("bob") == ["a long report"]
 
 
-def test_B1_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
+def test_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
     left(box, "report.msg")
     link = box.path("agents", "alice", "outbox", ".pending", "link.msg")
     link.symlink_to(box.path("config.json"))
@@ -112,7 +112,7 @@ def test_B1_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
 
 
 @pytest.mark.box("alice", "bob")
-def test_B1_many_of_them_hold_up_nobody(box: Box) -> None:
+def test_many_of_them_hold_up_nobody(box: Box) -> None:
     for number in range(300):
         left(box, f"1700000000{number:09d}-.msg")
     box.clock.advance(3700)

@@ -31,7 +31,7 @@ def scan(box: Box) -> None:
     box.after(31)
 
 
-def test_m32_it_is_an_incident_once(box: Box) -> None:
+def test_it_is_an_incident_once(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     put(box.root)
     scan(box)
@@ -44,7 +44,7 @@ def test_m32_it_is_an_incident_once(box: Box) -> None:
     assert len(events(box)) == 1
 
 
-def test_m32_what_the_relay_delivered_is_none_whatever_became_of_it(box: Box) -> None:
+def test_what_the_relay_delivered_is_none_whatever_became_of_it(box: Box) -> None:
     """Acknowledged where it stands, given up, or of a broadcast: it was delivered."""
     acked = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {acked}\n\ncompleted")
@@ -55,7 +55,7 @@ def test_m32_what_the_relay_delivered_is_none_whatever_became_of_it(box: Box) ->
     assert box.states(lost) == {"bob": "dead"} and events(box) == []
 
 
-def test_m32_an_id_that_another_got_is_a_stray_all_the_same(box: Box) -> None:
+def test_an_id_that_another_got_is_a_stray_all_the_same(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     put(box.root, "carol", sent)
     scan(box)
@@ -63,7 +63,7 @@ def test_m32_an_id_that_another_got_is_a_stray_all_the_same(box: Box) -> None:
 
 
 @pytest.mark.box("alice", "bob", config=Config(detection=DetectionSettings(watcher="scan")))
-def test_m32_other_names_and_many_scans_cost_nothing(box: Box) -> None:
+def test_other_names_and_many_scans_cost_nothing(box: Box) -> None:
     put(box.root, name="notes")
     put(box.root)
     asked: list[set[str]] = []
@@ -80,7 +80,7 @@ def test_m32_other_names_and_many_scans_cost_nothing(box: Box) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_m32_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
+def test_inbox_marks_it_and_trace_says_where_it_is(home: Path) -> None:
     sent = relay("send", "--as", "alice", "bob", "hi", home=home).stdout.strip()
     until(lambda: (home / "agents/bob/inbox" / f"{sent}.msg").exists())
     put(home)

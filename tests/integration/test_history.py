@@ -51,7 +51,7 @@ def test_a_list_by_its_keys(told: Box) -> None:
     assert relay("list", "--limit", "1", "--json", home=told.root).stderr == shown.stderr
 
 
-def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
+def test_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
     command, ack = lines(told, "thread", "release-42")
     for message_id in (command["id"], ack["id"]):
         digits = str(message_id).partition("-")[2]
@@ -62,7 +62,7 @@ def test_M11_a_thread_by_the_id_of_any_message_in_it(told: Box) -> None:
     assert none.returncode == 1 and "no message in a thread has this id" in none.stderr
 
 
-def test_M11_a_thread_shows_whole_bodies_and_what_each_message_answers(told: Box) -> None:
+def test_a_thread_shows_whole_bodies_and_what_each_message_answers(told: Box) -> None:
     command, ack = (str(row["id"]).partition("-")[2] for row in lines(told, "thread", "release-42"))
     first, body, _, second, *others = relay(
         "thread", "release-42", home=told.root
@@ -84,7 +84,7 @@ def test_search(told: Box) -> None:
     assert "relay: --regex: " in bad.stderr and bad.stderr.count("\n") == 1
 
 
-def test_M11_search_shows_the_lines_that_match(told: Box) -> None:
+def test_search_shows_the_lines_that_match(told: Box) -> None:
     told.send("alice", "TO: bob\n\nintroduction\nship it, ship it\n\n" + "a ship\n" * 9)
     told.flush()
     newest, one, *rest = relay("search", "ship", home=told.root).stdout.splitlines()
@@ -95,7 +95,7 @@ def test_M11_search_shows_the_lines_that_match(told: Box) -> None:
     assert relay("search", "ship", "--limit", "1", "--json", home=told.root).stderr == done.stderr
 
 
-def test_M11_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
+def test_the_table_says_to_whom_and_wide_in_which_thread(told: Box) -> None:
     header, *rows = relay("list", "kind:command", home=told.root).stdout.splitlines()
     assert header.split() == ["ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT"]
     (command,) = [row.split() for row in rows if "deploy" in row]
@@ -137,7 +137,7 @@ def test_archived_messages_are_listed(box: Box) -> None:
     assert [row["content"] for row in lines(box, "list")] == ["old", "live"]
 
 
-def test_m15_tables_fit_the_terminal(told: Box) -> None:
+def test_tables_fit_the_terminal(told: Box) -> None:
     columns = 60
     long = "a long text " * 30
     told.send("alice", f"TO: bob\nKIND: command\n\n{long}")

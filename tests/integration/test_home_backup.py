@@ -58,7 +58,7 @@ def a_home(root: Path) -> Box:
 # -- what is in it -------------------------------------------------------------------------
 
 
-def test_D2_a_stopped_home_is_there_again_to_the_byte(tmp_path: Path) -> None:
+def test_a_stopped_home_is_there_again_to_the_byte(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     box.drop("alice", "TO: carol\n\nsent while no relay ran")
     box.close()
@@ -92,7 +92,7 @@ def test_D2_a_stopped_home_is_there_again_to_the_byte(tmp_path: Path) -> None:
     again.close()
 
 
-def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     box.path("agents/alice/outbox/link.msg").symlink_to("/etc/passwd")
     os.mkfifo(box.path("agents/alice/pipe"))
@@ -109,7 +109,7 @@ def test_D2_what_is_no_regular_file_is_left_out_and_said(tmp_path: Path) -> None
         assert name in said and not (tmp_path / "kept" / name).exists()
 
 
-def test_D2_an_encrypted_home_opens_again_with_its_key(tmp_path: Path) -> None:
+def test_an_encrypted_home_opens_again_with_its_key(tmp_path: Path) -> None:
     box = Box(tmp_path / "home", "alice", "bob", config=Config(store=StoreSettings(encrypt=True)))
     box.send("alice", "TO: bob\n\nsecret")
     box.flush()
@@ -129,9 +129,7 @@ MOMENTS = ["/config.json", "/agents/bob", "archive/", "relay.acomm", "ledger.db"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
-    moment: str, tmp_path: Path
-) -> None:
+def test_what_happens_while_it_is_copied_is_whole_or_not_there(moment: str, tmp_path: Path) -> None:
     """Messages are sent, delivered, read, acknowledged and archived at one moment of the copy: a
     start of it neither loses what was accepted before it began, nor gives anybody twice what he
     has taken."""
@@ -174,7 +172,7 @@ def test_D2_what_happens_while_it_is_copied_is_whole_or_not_there(
 
 
 @pytest.mark.damages
-def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(tmp_path: Path) -> None:
+def test_what_was_delivered_and_rolled_meanwhile_is_there(tmp_path: Path) -> None:
     """A message leaves the live store while the home is copied; its reader has not taken it yet."""
     config = Config(store=StoreSettings(roll_after_s=1, roll_messages=1))
     box = Box(tmp_path / "home", "alice", "bob", config=config)
@@ -197,7 +195,7 @@ def test_D2_what_was_delivered_and_rolled_meanwhile_is_there(tmp_path: Path) -> 
     again.close()
 
 
-def test_D2_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
+def test_under_traffic_nothing_accepted_is_lost_and_nothing_doubled(home: Path) -> None:
     """Real processes: one writes as fast as it can, one takes, the relay runs, a copy is made."""
     inbox = home / "agents/bob/inbox"
     sent: list[str] = []
@@ -244,7 +242,7 @@ def _mail(root: Path) -> dict[str, str]:
 # -- what is refused -----------------------------------------------------------------------
 
 
-def test_D2_an_agent_that_goes_on_uses_the_home_that_was_put_back(
+def test_an_agent_that_goes_on_uses_the_home_that_was_put_back(
     running: Relay, home: Path, tmp_path: Path
 ) -> None:
     kept = str(tmp_path / "kept")
@@ -266,7 +264,7 @@ def test_D2_an_agent_that_goes_on_uses_the_home_that_was_put_back(
         assert json.loads((home / "agents/alice/meta.json").read_text())["pid"] == os.getpid()
 
 
-def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+def test_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     box.close()
@@ -313,7 +311,7 @@ def test_D2_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> N
         assert sorted(os.listdir(tmp_path)) == ["home", "kept", "sound"]
 
 
-def test_D2_a_home_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
+def test_a_home_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     box.send("alice", "TO: bob\n\nafter the copy")
@@ -337,7 +335,7 @@ def test_D2_a_home_that_is_there_stays_unless_forced(tmp_path: Path) -> None:
     assert restore(kept, str(tmp_path / "empty"))[1] == ""
 
 
-def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
+def test_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     (tmp_path / "kept").mkdir()
     with pytest.raises(RelayError, match="exists already"):
@@ -347,7 +345,7 @@ def test_D2_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box.close()
 
 
-def test_D2_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path) -> None:
+def test_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path) -> None:
     """The first one would be complete by its word, and without the files that the other removed."""
     box = a_home(tmp_path / "home")
     taken = []
@@ -365,7 +363,7 @@ def test_D2_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path)
     box.close()
 
 
-def test_D2_what_is_no_interrupted_copy_is_not_removed_for_one(tmp_path: Path) -> None:
+def test_what_is_no_interrupted_copy_is_not_removed_for_one(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     for name in ("other.unfinished", "again.restoring"):
@@ -383,7 +381,7 @@ def test_D2_what_is_no_interrupted_copy_is_not_removed_for_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["kept", "kept/agents/new"])
-def test_D2_a_backup_stays_one_when_it_is_restored(tmp_path: Path, name: str) -> None:
+def test_a_backup_stays_one_when_it_is_restored(tmp_path: Path, name: str) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     box.close()
@@ -393,7 +391,7 @@ def test_D2_a_backup_stays_one_when_it_is_restored(tmp_path: Path, name: str) ->
     assert whole(tmp_path / "kept") == before
 
 
-def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
+def test_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
     box = a_home(tmp_path / "home")
     backup(box, tmp_path / "kept")
     before = whole(tmp_path / "home")
@@ -411,7 +409,7 @@ def test_D2_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.box("alice")
-def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
+def test_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
     box: Box, tmp_path: Path
 ) -> None:
     box.restart()
@@ -430,7 +428,7 @@ def test_D2_killed_at_any_step_of_a_backup_it_has_no_name_or_is_whole(
 
 
 @pytest.mark.box("alice", "bob")
-def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
+def test_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restored_one(
     box: Box, tmp_path: Path
 ) -> None:
     box.send("alice", "TO: bob\n\nbefore")
@@ -454,7 +452,7 @@ def test_D2_killed_at_any_step_of_a_restore_it_is_the_home_before_or_the_restore
         assert former in [whole(path) for path in tmp_path.glob("home.before-restore*")]
 
 
-def test_D2_in_words(tmp_path: Path) -> None:
+def test_in_words(tmp_path: Path) -> None:
     a_home(tmp_path / "home").close()
     done = relay("backup", str(tmp_path / "kept"), "--json", home=tmp_path / "home")
     facts = json.loads(done.stdout)

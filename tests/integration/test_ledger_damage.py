@@ -74,7 +74,7 @@ def begin(home: Path) -> str:
     return ""
 
 
-def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
+def test_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
     stopped: Path, tmp_path: Path
 ) -> None:
     """Each page of ledger.db is zeroed in turn."""
@@ -95,7 +95,7 @@ def test_D2_whichever_page_is_lost_a_start_serves_or_names_the_ledger(
     assert refused >= 20
 
 
-def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> None:
+def test_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> None:
     zero(stopped / LEDGER, 5)
     done = relay("up", home=stopped)
     line = f"relay: {stopped}/{LEDGER} {SAYS}"
@@ -110,7 +110,7 @@ def test_D2_relay_up_says_it_in_one_line_and_the_log_keeps_it(stopped: Path) -> 
     assert "exception" not in last
 
 
-def test_D2_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) -> None:
+def test_while_it_runs_the_session_begins_again_with_a_line(stopped: Path) -> None:
     with Relay(stopped) as running:
         other = Look(stopped / LEDGER)  # a writer beside it: what the relay has in memory is stale
         other.db.execute("UPDATE orchestrator_state SET updated_at = 0")
@@ -145,7 +145,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     opened.close()
 
 
-def test_D2_every_read_of_a_damaged_ledger_says_so(ledger: Ledger) -> None:
+def test_every_read_of_a_damaged_ledger_says_so(ledger: Ledger) -> None:
     for read in (
         lambda: list(ledger.open_rows(9)),
         lambda: ledger.deliveries.next_due(),
@@ -168,7 +168,7 @@ def test_D2_every_read_of_a_damaged_ledger_says_so(ledger: Ledger) -> None:
         assert SAYS in str(caught.value) and "rebuild" in caught.value.hint
 
 
-def test_D2_a_reader_beside_it_says_so_row_by_row(tmp_path: Path) -> None:
+def test_a_reader_beside_it_says_so_row_by_row(tmp_path: Path) -> None:
     """The first rows are fetched, a later page is gone: whoever iterates hears it."""
     path = tmp_path / LEDGER
     with contextlib.closing(Ledger.open(str(path))) as made:
@@ -182,7 +182,7 @@ def test_D2_a_reader_beside_it_says_so_row_by_row(tmp_path: Path) -> None:
         assert len(list(db.execute("SELECT * FROM security_events"))) == 2000
 
 
-def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> None:
+def test_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
     with contextlib.closing(Ledger.open(str(path))) as made:
         made._db.execute("CREATE TABLE filler AS SELECT zeroblob(6000000) AS b")
@@ -198,7 +198,7 @@ def test_D2_a_large_ledger_is_not_looked_through_at_a_start(tmp_path: Path) -> N
 
 
 @pytest.mark.box("alice", "bob")
-def test_D2_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: Path) -> None:
+def test_the_keeper_looks_through_the_ledger_once_a_day(box: Box, tmp_path: Path) -> None:
     """A page that nobody reads is lost while the relay runs: it is said within a day, and again
     the day after; once the ledger is sound, no more."""
     for number in range(40):

@@ -77,7 +77,7 @@ def a_home(root: Path) -> list[str]:
     return sent
 
 
-def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> None:
+def test_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> None:
     sent = a_home(tmp_path / "home")
     path = tmp_path / "home" / LEDGER
     before = {query: rows(path, query) for query in (MESSAGES, REJECTIONS, DELIVERIES, AGENTS)}
@@ -94,7 +94,7 @@ def test_D2_it_is_made_again_as_it_was(make_box: MakeBox, tmp_path: Path) -> Non
     assert box.states(sent[4]) == {"carol": "held"} and box.bodies("bob") == ["two", "three"]
 
 
-def test_D2_whichever_page_is_lost_all_that_the_journal_knows_is_there_again(
+def test_whichever_page_is_lost_all_that_the_journal_knows_is_there_again(
     tmp_path: Path,
 ) -> None:
     a_home(tmp_path / "kept")
@@ -114,7 +114,7 @@ def test_D2_whichever_page_is_lost_all_that_the_journal_knows_is_there_again(
         assert whole or len(done.lost) > 1, page  # what could not be taken over is said
 
 
-def test_D2_a_ledger_that_is_gone_or_no_database(tmp_path: Path) -> None:
+def test_a_ledger_that_is_gone_or_no_database(tmp_path: Path) -> None:
     a_home(tmp_path / "home")
     path = tmp_path / "home" / LEDGER
     before = rows(path, MESSAGES)
@@ -128,7 +128,7 @@ def test_D2_a_ledger_that_is_gone_or_no_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.damages
-def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
+def test_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
     """The journal is gone altogether: rows of what is underway are made from the store."""
     sent = a_home(tmp_path / "home")
     shutil.rmtree(tmp_path / "home/journal")
@@ -138,7 +138,7 @@ def test_D2_what_the_journal_no_longer_has_is_said(tmp_path: Path) -> None:
     assert sent[4] in ids and sent[0] not in ids
 
 
-def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     a_home(tmp_path / "kept")
     path = tmp_path / "home" / LEDGER
     before = rows(tmp_path / "kept" / LEDGER, MESSAGES)
@@ -165,7 +165,7 @@ def test_D2_killed_at_any_step_it_is_the_old_one_or_the_new_one(tmp_path: Path) 
         assert not path.with_name("ledger.db.rebuilt").exists()
 
 
-def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
+def test_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     with Agent("alice", str(home)) as alice:
         sent = [alice.send("bob", f"number {number}") for number in range(20)]
     until(lambda: len(list((home / "agents/bob/inbox").glob("*.msg"))) == 20)
@@ -193,7 +193,7 @@ def test_D2_a_real_relay_continues_after_it(running: Relay, home: Path) -> None:
     assert doctor.returncode == 0, doctor.stdout
 
 
-def test_D2_in_words(tmp_path: Path) -> None:
+def test_in_words(tmp_path: Path) -> None:
     a_home(tmp_path / "home")
     (tmp_path / "home" / LEDGER).write_bytes(b"no database")
     done = relay("ledger", "rebuild", home=tmp_path / "home")

@@ -40,7 +40,7 @@ def notes(box: Box, agent: str) -> list[str]:
     return [m.body.decode() for m in box.inbox(agent).values() if m.kind == "notification"]
 
 
-def test_S8_two_that_thank_each_other_are_slowed_down_and_nothing_is_lost(box: Box) -> None:
+def test_two_that_thank_each_other_are_slowed_down_and_nothing_is_lost(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     assert talk(box) == MOST + 1  # the last one waits
     (waits,) = box.outbox("alice") + box.outbox("bob")
@@ -59,7 +59,7 @@ def test_S8_two_that_thank_each_other_are_slowed_down_and_nothing_is_lost(box: B
     assert box.sql("SELECT count(*) FROM messages WHERE status = 'failed'") == [(0,)]
 
 
-def test_S8_after_a_crash_it_still_waits_and_is_not_told_twice(box: Box) -> None:
+def test_after_a_crash_it_still_waits_and_is_not_told_twice(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     talk(box)
     waits = box.outbox("alice") + box.outbox("bob")
@@ -70,7 +70,7 @@ def test_S8_after_a_crash_it_still_waits_and_is_not_told_twice(box: Box) -> None
     assert box.sql("SELECT count(*) FROM security_events WHERE kind = 'reply_loop'") == [(1,)]
 
 
-def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
+def test_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     for _ in range(MOST + 10):
         box.clock.advance(1)
@@ -78,7 +78,7 @@ def test_S8_a_talk_that_takes_its_time_is_never_held(box: Box) -> None:
     assert notes(box, "operator") == []
 
 
-def test_S8_a_clock_that_is_set_back_makes_no_loop_of_a_slow_talk(box: Box) -> None:
+def test_a_clock_that_is_set_back_makes_no_loop_of_a_slow_talk(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     for _ in range(MOST + 1):
         box.clock.advance(2)
@@ -90,7 +90,7 @@ def test_S8_a_clock_that_is_set_back_makes_no_loop_of_a_slow_talk(box: Box) -> N
 
 
 @pytest.mark.box("alice", "bob", config=Config(limits=LimitSettings(reply_depth=3)))
-def test_S8_the_limit_is_a_setting(box: Box) -> None:
+def test_the_limit_is_a_setting(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhello")
     assert talk(box) == 4
     assert len(notes(box, "operator")) == 1

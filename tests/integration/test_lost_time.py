@@ -36,7 +36,7 @@ WAYS = pytest.mark.parametrize("lose", [jumps, is_down])
 
 
 @WAYS
-def test_D7_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+def test_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
     sent = box.send("alice", AGAIN)
     lose(box, THREE_DAYS)
     box.tick(3)
@@ -52,7 +52,7 @@ def test_D7_what_waits_for_its_ack_has_its_attempts_all_the_same(box: Box, lose)
 
 
 @WAYS
-def test_D7_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+def test_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
     sent = box.send("alice", COMMAND)
     box.after(1000)
     lose(box, THREE_DAYS)
@@ -71,7 +71,7 @@ def test_D7_an_answer_has_the_rest_of_its_time(box: Box, lose) -> None:  # type:
 
 
 @WAYS
-def test_D7_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\n\nhi")
         lose(box, THREE_DAYS)
@@ -83,7 +83,7 @@ def test_D7_what_is_held_is_not_given_up_by_age(box: Box, lose) -> None:  # type
         assert box.states(sent) == {"bob": "dead"}
 
 
-def test_D7_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
+def test_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
     with box.broken_inbox("bob"):
         sent = box.send("alice", "TO: bob\nTTL: 3600\n\nhi")
         box.clock.jump(THREE_DAYS)
@@ -91,7 +91,7 @@ def test_D7_a_ttl_is_a_time_of_the_clock(box: Box) -> None:
         assert box.states(sent) == {"bob": "expired"}
 
 
-def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
+def test_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     again = box.send("alice", AGAIN)
     with box.broken_inbox("bob"):
@@ -106,9 +106,7 @@ def test_D7_a_clock_that_is_set_back_holds_nothing_up(box: Box) -> None:
     assert duty(box, sent)[:2] == ("open", 1)
 
 
-def test_D7_a_ledger_that_was_restored_from_last_week_moves_nothing(
-    box: Box, tmp_path: Path
-) -> None:
+def test_a_ledger_that_was_restored_from_last_week_moves_nothing(box: Box, tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
     ledger_backup.backup(box.home, kept)
     box.clock.advance(7 * 86_400)
@@ -120,7 +118,7 @@ def test_D7_a_ledger_that_was_restored_from_last_week_moves_nothing(
     assert len(of_kind(box, "bob", "reminder")) == 1 and duty(box, sent)[1] == 1
 
 
-def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) -> None:
+def test_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) -> None:
     box.send("alice", COMMAND)
     box.tick()
     box.kill()
@@ -134,7 +132,7 @@ def test_D7_killed_before_the_ledger_noted_it_no_time_is_lost_twice(box: Box) ->
     assert THREE_DAYS * 1000 <= lost < (THREE_DAYS + 60) * 1000
 
 
-def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_start(
+def test_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_start(
     box: Box,
 ) -> None:
     sent = box.drop("alice", COMMAND)
@@ -148,7 +146,7 @@ def test_D7_killed_before_a_delivery_was_in_the_journal_its_time_begins_at_the_s
     assert duty(box, sent) == ("open", 1, None)
 
 
-def test_D7_who_was_there_before_a_long_sleep_gets_the_first_broadcast_after_it(box: Box) -> None:
+def test_who_was_there_before_a_long_sleep_gets_the_first_broadcast_after_it(box: Box) -> None:
     box.send("bob", "TO: alice\n\nI am here")
     jumps(box, 8 * 86_400)
     for _ in range(3):
@@ -157,7 +155,7 @@ def test_D7_who_was_there_before_a_long_sleep_gets_the_first_broadcast_after_it(
     assert box.states(sent)["bob"] == "written"
 
 
-def test_D7_an_agent_whose_process_ended_before_a_sleep_has_its_five_minutes(box: Box) -> None:
+def test_an_agent_whose_process_ended_before_a_sleep_has_its_five_minutes(box: Box) -> None:
     facts = {"pid": 4_194_304, "pid_start_ticks": 1, "started_at": box.clock.now_ns()}
     box.path("agents/bob/meta.json").write_text(json.dumps(facts))
     box.after(31)

@@ -25,7 +25,7 @@ def settle(box: Box) -> None:
         box.after(1, turns=1)
 
 
-def test_D3_equal_refusals_of_an_agent_are_one_row_and_a_count(box: Box, tmp_path: Path) -> None:
+def test_equal_refusals_of_an_agent_are_one_row_and_a_count(box: Box, tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("TO: bob\n\nhi")
     names = link(box, original, 120)
@@ -45,7 +45,7 @@ def test_D3_equal_refusals_of_an_agent_are_one_row_and_a_count(box: Box, tmp_pat
     assert len(events(box)) == 3
 
 
-def test_D3_a_clean_end_writes_the_count_down(box: Box, tmp_path: Path) -> None:
+def test_a_clean_end_writes_the_count_down(box: Box, tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("TO: bob\n\nhi")
     link(box, original, 3)
@@ -54,7 +54,7 @@ def test_D3_a_clean_end_writes_the_count_down(box: Box, tmp_path: Path) -> None:
     assert events(box)[-1][3].startswith("2 more of the same")
 
 
-def test_D3_other_agents_and_kinds_are_told_apart(box: Box, tmp_path: Path) -> None:
+def test_other_agents_and_kinds_are_told_apart(box: Box, tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("TO: bob\n\nhi")
     link(box, original, 2)
@@ -68,7 +68,7 @@ def test_D3_other_agents_and_kinds_are_told_apart(box: Box, tmp_path: Path) -> N
     ]
 
 
-def test_D3_a_link_made_to_a_file_in_hand_does_not_have_it_read_again(
+def test_a_link_made_to_a_file_in_hand_does_not_have_it_read_again(
     box: Box, tmp_path: Path
 ) -> None:
     """Accepted, and linked before it is archived: it is the same file."""

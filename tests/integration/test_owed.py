@@ -49,7 +49,7 @@ def duty(box: Box, sent: str) -> tuple[object, ...]:
     return found
 
 
-def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> None:
+def test_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
     box.after(HALF_AN_HOUR - 1)
@@ -72,7 +72,7 @@ def test_M08_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> N
     assert duty(box, sent) == ("open", 1, None)
 
 
-def test_M08_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
+def test_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
     box.send("alice", COMMAND)
     box.after(HALF_AN_HOUR + 1)
     (reminder,) = of_kind(box, "bob", "reminder")
@@ -83,7 +83,7 @@ def test_M08_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
     )
 
 
-def test_M08_after_two_reminders_it_is_given_up(box: Box) -> None:
+def test_after_two_reminders_it_is_given_up(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
         box.after(HALF_AN_HOUR)
@@ -129,7 +129,7 @@ def test_who_takes_the_id_of_a_notice_in_advance_hides_nothing(box: Box) -> None
     assert not {*ids} & {*box.inbox("alice")} and {*ids} <= {*box.inbox("carol")}
 
 
-def test_M03_who_begins_late_owes_it_again(box: Box) -> None:
+def test_who_begins_late_owes_it_again(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     for _ in range(3):
         box.after(HALF_AN_HOUR)
@@ -143,7 +143,7 @@ def test_M03_who_begins_late_owes_it_again(box: Box) -> None:
     assert duty(box, sent)[0] == "answered"
 
 
-def test_M03_open_lists_what_is_begun_and_since_when(box: Box) -> None:
+def test_open_lists_what_is_begun_and_since_when(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     other = box.send("alice", COMMAND)
     box.take("bob", other)
@@ -166,7 +166,7 @@ def test_M03_open_lists_what_is_begun_and_since_when(box: Box) -> None:
     assert re.search(r"read, due in \d+ min, reminded once +deploy …$", read)
 
 
-def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:
+def test_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Box) -> None:
     sent = box.send("alice", QUERY)
     box.after(60)
     (reminder,) = of_kind(box, "bob", "reminder")
@@ -178,7 +178,7 @@ def test_M08_a_query_is_overdue_after_a_minute_and_ended_by_its_response(box: Bo
 
 
 @pytest.mark.parametrize("word", ["received", "in_progress since now"])
-def test_M03_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
+def test_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
     box.after(1200)
@@ -200,7 +200,7 @@ def test_M03_a_word_that_is_no_end_ends_nothing(box: Box, word: str) -> None:
     assert len(of_kind(box, "bob", "reminder")) == 1
 
 
-def test_M03_a_query_is_not_answered_by_an_ack(box: Box) -> None:
+def test_a_query_is_not_answered_by_an_ack(box: Box) -> None:
     sent = box.send("alice", QUERY)
     answer(box, sent, "completed")
     assert duty(box, sent) == ("open", 0, "completed")
@@ -208,7 +208,7 @@ def test_M03_a_query_is_not_answered_by_an_ack(box: Box) -> None:
     assert duty(box, sent) == ("answered", 0, "failed")
 
 
-def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_continues(box: Box) -> None:
+def test_at_least_once_an_ack_stops_the_attempts_and_the_obligation_continues(box: Box) -> None:
     sent = box.send("alice", COMMAND.replace("\n\n", "\nDELIVERY: at-least-once\n\n"))
     box.after(60)
     box.after(1)
@@ -221,7 +221,7 @@ def test_M03_at_least_once_an_ack_stops_the_attempts_and_the_obligation_continue
     assert len(of_kind(box, "bob", "reminder")) == 1
 
 
-def test_M08_where_the_attempts_end_so_does_what_is_owed(box: Box) -> None:
+def test_where_the_attempts_end_so_does_what_is_owed(box: Box) -> None:
     sent = box.send("alice", COMMAND.replace("\n\n", "\nAWAIT: 5s\n\n"))
     for _ in range(9):
         box.after(10)
@@ -231,7 +231,7 @@ def test_M08_where_the_attempts_end_so_does_what_is_owed(box: Box) -> None:
     assert of_kind(box, "bob", "reminder") == []
 
 
-def test_M08_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
+def test_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
     sent = box.send("alice", "TO: *\nKIND: command\n\nreport")
     answer(box, sent, "completed")
     box.after(HALF_AN_HOUR)
@@ -240,14 +240,14 @@ def test_M08_one_word_to_the_sender_about_all_who_owe(box: Box) -> None:
     assert of_kind(box, "bob", "reminder") == []
 
 
-def test_M08_a_long_message_is_quoted_in_part(box: Box) -> None:
+def test_a_long_message_is_quoted_in_part(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\n" + "é" * 4000)
     box.after(HALF_AN_HOUR)
     (reminder,) = of_kind(box, "bob", "reminder")
     assert reminder.body.decode().endswith("> " + "é" * 2048 + "\n> … (8000 bytes in all)\n")
 
 
-def test_M08_the_channel_says_when_an_answer_is_overdue(box: Box) -> None:
+def test_the_channel_says_when_an_answer_is_overdue(box: Box) -> None:
     box.join("team", "alice", "bob")
     box.send(
         "alice",
@@ -259,7 +259,7 @@ def test_M08_the_channel_says_when_an_answer_is_overdue(box: Box) -> None:
     assert duty(box, sent) == ("open", 1, None)
 
 
-def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
+def test_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     process = registered(box, "bob")
     box.after(31)
     sent = box.send("alice", COMMAND)
@@ -283,7 +283,7 @@ def test_M03_a_process_that_ends_with_work_begun_is_told_once(box: Box) -> None:
     assert (duty(box, sent)[0], duty(box, other)[0]) == ("open", "open")
 
 
-def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
+def test_however_much_is_begun_the_processes_are_looked_at_once(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(20):
@@ -302,7 +302,7 @@ def test_M03_however_much_is_begun_the_processes_are_looked_at_once(
     assert len(looks) == 1
 
 
-def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box) -> None:
+def test_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box) -> None:
     """A shell registers with its first call and says at once that it has begun."""
     box.clock.advance(1 - box.clock.now_ns() % NS_PER_S / NS_PER_S + 0.2)
     sent = box.send("alice", COMMAND)
@@ -317,7 +317,7 @@ def test_M03_so_is_one_that_began_in_the_second_in_which_it_registered(box: Box)
 
 
 @pytest.mark.box("alice", kind=ProcessBox)
-def test_M03_so_is_one_that_the_relay_started(box: ProcessBox) -> None:
+def test_so_is_one_that_the_relay_started(box: ProcessBox) -> None:
     box.spawn("w", "RESTART: on-failure")
     box.after(3)
     sent = box.send("alice", "TO: w\nKIND: command\n\ndeploy")

@@ -125,7 +125,7 @@ def start(home: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_D6_a_start_makes_the_folder_of_the_logs(home: Path) -> None:
+def test_a_start_makes_the_folder_of_the_logs(home: Path) -> None:
     (home / "logs").rmdir()
     process = start(home)
     try:
@@ -136,7 +136,7 @@ def test_D6_a_start_makes_the_folder_of_the_logs(home: Path) -> None:
     assert process.returncode == 0
 
 
-def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home: Path) -> None:
+def test_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home: Path) -> None:
     process = start(home)
     while home.exists():  # what it makes meanwhile is removed, too
         subprocess.run(["rm", "-rf", str(home)], capture_output=True, check=False)
@@ -152,7 +152,7 @@ def test_m07_a_relay_whose_home_is_removed_ends_and_a_new_one_has_it_alone(home:
     assert rows_of("status", home=home)[0]["pid"] == pid
 
 
-def test_m07_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(
+def test_one_whose_home_is_elsewhere_leaves_another_in_its_place_alone(
     home: Path, tmp_path: Path
 ) -> None:
     """And goes on when its own is back."""

@@ -405,7 +405,7 @@ def test_it_runs_by_itself_and_when_asked(box: Box) -> None:
 
 
 @pytest.mark.box("alice", "bob", config=ONCE)
-def test_m34_a_run_that_fails_is_answered_with_a_nack(
+def test_a_run_that_fails_is_answered_with_a_nack(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -418,7 +418,7 @@ def test_m34_a_run_that_fails_is_answered_with_a_nack(
 
 
 @pytest.mark.box("alice", "bob", config=ONCE)
-def test_m34_the_answer_waits_until_the_disk_has_room(box: Box) -> None:
+def test_the_answer_waits_until_the_disk_has_room(box: Box) -> None:
     with failing("create"):
         box.command("operator", "archive.pack")
         box.tick(3)

@@ -53,7 +53,7 @@ def test_a_row_whose_file_disappeared_fails(box: Box, monkeypatch: pytest.Monkey
     assert box.row(sent)["last_error"] == "file_disappeared"
 
 
-def test_D1_a_row_whose_outbox_is_no_directory_now_waits_and_continues(box: Box) -> None:
+def test_a_row_whose_outbox_is_no_directory_now_waits_and_continues(box: Box) -> None:
     sent = box.drop("alice", "TO: bob\n\nhi")
     with killed_in(EventLog, "commit"):
         box.tick()

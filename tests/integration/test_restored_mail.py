@@ -91,7 +91,7 @@ def rebuild(root: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("is_clean", "is_gone"), [(True, True), (False, False)])
-def test_D2_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
+def test_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
     tmp_path: Path, is_clean: bool, is_gone: bool
 ) -> None:
     box, sent = a_home(tmp_path / "home")
@@ -116,7 +116,7 @@ def test_D2_a_ledger_made_again_says_what_was_read_answered_and_is_owed(
 
 
 @pytest.mark.damages
-def test_D2_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_path: Path) -> None:
+def test_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_path: Path) -> None:
     box, sent = a_home(tmp_path / "home")
     box.close()
     shutil.rmtree(tmp_path / "home/journal")
@@ -129,7 +129,7 @@ def test_D2_without_a_journal_it_says_what_was_begun_as_the_store_has_it(tmp_pat
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_running: bool) -> None:
+def test_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_running: bool) -> None:
     """The inboxes are other directories than those that the ledger knows."""
     root = tmp_path / "home"
     box, sent = a_home(root)
@@ -162,7 +162,7 @@ def test_D2_put_back_nothing_that_was_read_comes_again(tmp_path: Path, is_runnin
 
 
 @pytest.mark.parametrize("how", ["gone", "made again", "by one"])
-def test_D2_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how: str) -> None:
+def test_what_vanished_before_the_copy_was_read_by_nobody(tmp_path: Path, how: str) -> None:
     """The inbox that is copied is not the one that was delivered to; one that is says the truth."""
     root = tmp_path / "home"
     box = Box(root, *AGENTS)

@@ -108,7 +108,7 @@ def test_a_relay_that_hangs_is_waited_for_two_seconds(stopped: int, home: Path) 
     assert "it waits in the outbox: do not send it again" in said
 
 
-def test_m24_a_full_disk_is_said_before_it_is_waited_for(
+def test_a_full_disk_is_said_before_it_is_waited_for(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [errno.ENOSPC]
@@ -239,7 +239,7 @@ def test_a_wait_without_a_time_is_refused(home: Path) -> None:
     assert list((home / "agents/alice/outbox").glob("*.msg")) == []
 
 
-def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(running: Relay, home: Path) -> None:
+def test_an_id_that_cannot_be_printed_is_said_on_stderr(running: Relay, home: Path) -> None:
     """The message is sent, so nothing suggests to try again."""
     program = shlex.join([sys.executable, "-m", "relay", "--home", str(home)])
     for words in ("send --as alice bob hi", "ack --as alice {id}", "reply --as alice {id} hi"):
@@ -253,7 +253,7 @@ def test_m3_an_id_that_cannot_be_printed_is_said_on_stderr(running: Relay, home:
         relay("inbox", "--as", "bob", "--take", home=home)
 
 
-def test_m3_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> None:
+def test_a_reader_that_has_closed_the_pipe(running: Relay, home: Path) -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with os.fdopen(write_fd, "wb") as closed:

@@ -68,7 +68,7 @@ def killed(process: subprocess.Popen[Any]) -> int:
     return process.pid
 
 
-def test_M07_a_process_that_was_killed_shows_at_once(running: Relay, home: Path) -> None:
+def test_a_process_that_was_killed_shows_at_once(running: Relay, home: Path) -> None:
     command = [sys.executable, "-c", WAITS, str(home)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"1\n"
@@ -86,7 +86,7 @@ def test_M07_a_process_that_was_killed_shows_at_once(running: Relay, home: Path)
     )  # its mail may still be read: it bounces later
 
 
-def test_M07_who_has_mail_and_is_silent_is_shown_so(running: Relay, home: Path) -> None:
+def test_who_has_mail_and_is_silent_is_shown_so(running: Relay, home: Path) -> None:
     assert relay("send", "bob", "are you there?", home=home).returncode == 0
     until(lambda: agents_of(home)["bob"]["unread"] == 1)
     assert agents_of(home)["bob"]["silent_s"] is None  # it may be busy
@@ -146,7 +146,7 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
     return SHELLS[request.param]
 
 
-def test_M07_a_shell_that_sends_is_registered(
+def test_a_shell_that_sends_is_registered(
     shell: list[str], running: Relay, home: Path, tmp_path: Path
 ) -> None:
     (home / "agents" / "bob" / "meta.json").write_text('{"role": "lead", "public_key": null}')
@@ -168,7 +168,7 @@ def test_M07_a_shell_that_sends_is_registered(
 @pytest.mark.parametrize(
     "script", ['. "$RELAY_SH"; relay_send alice hi', 'sh "$RELAY_SH" send alice hi']
 )
-def test_M07_a_single_command_is_not_the_agents_process(
+def test_a_single_command_is_not_the_agents_process(
     shell: list[str], quiet: Path, script: str
 ) -> None:
     """``sh -c``, as programs call tools, and relay.sh run: the agent lives on behind it."""
@@ -179,7 +179,7 @@ def test_M07_a_single_command_is_not_the_agents_process(
     assert not (quiet / "agents" / "bob" / "meta.json").exists()
 
 
-def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(quiet: Path, tmp_path: Path) -> None:
+def test_a_meta_json_that_is_not_flat_is_left_as_it_is(quiet: Path, tmp_path: Path) -> None:
     path = quiet / "agents" / "bob" / "meta.json"
     for there in (
         '{"tools": {"pid": 7}, "role": "member"}',
@@ -194,7 +194,7 @@ def test_M07_a_meta_json_that_is_not_flat_is_left_as_it_is(quiet: Path, tmp_path
         assert path.read_text() == there
 
 
-def test_M07_what_else_is_in_meta_json_stays(shell: list[str], quiet: Path, tmp_path: Path) -> None:
+def test_what_else_is_in_meta_json_stays(shell: list[str], quiet: Path, tmp_path: Path) -> None:
     path = quiet / "agents" / "bob" / "meta.json"
     cases: list[tuple[str, dict[str, Any]]] = [
         ("{}", {}),
@@ -215,7 +215,7 @@ def test_M07_what_else_is_in_meta_json_stays(shell: list[str], quiet: Path, tmp_
         one.kill()
 
 
-def test_M07_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(
+def test_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(
     shell: list[str], box: Box, tmp_path: Path
 ) -> None:
     path = box.path("agents", "bob", "meta.json")
@@ -234,7 +234,7 @@ def test_M07_a_shell_killed_while_it_registers_leaves_meta_json_as_it_was(
     assert os.listdir(pending) == []
 
 
-def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> None:
+def test_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> None:
     """It cannot say whether it left in good order: its mail waits, as for one without a process."""
     one = Sourced(SHELLS["dash"], box.root, tmp_path, "bob", "relay_recv")
     box.tick(2)
@@ -250,7 +250,7 @@ def test_M07_a_shell_that_ended_bounces_nothing(box: Box, tmp_path: Path) -> Non
         assert find_alerts(home, db, time.time_ns())["bob"].ended_pid == one.process.pid
 
 
-def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) -> None:
+def test_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home", "bob")
     Sourced(SHELLS["dash"], home, tmp_path, "bob", "relay_recv").kill()
     assert meta(home, "bob")["unregisters"] is False
@@ -260,7 +260,7 @@ def test_M07_a_program_after_a_shell_is_registered_as_a_program(tmp_path: Path) 
     assert "pid" not in meta(home, "bob")
 
 
-def test_M07_of_two_processes_the_one_that_is_left_is_registered(
+def test_of_two_processes_the_one_that_is_left_is_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = home_of(tmp_path / "home", "bob")

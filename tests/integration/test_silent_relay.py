@@ -30,7 +30,7 @@ def at_once(home: Path, *commands: str) -> list[CompletedProcess[str]]:
         return list(threads.map(lambda words: relay(*words.split(), home=home), commands))
 
 
-def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -> None:
+def test_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -> None:
     done, facts, top = at_once(home, "status", "status --json", "top")
     assert done.returncode == 5
     first = done.stdout.splitlines()[0]
@@ -45,7 +45,7 @@ def test_M06_a_relay_that_is_stopped_does_not_answer(stopped: int, home: Path) -
     assert "relay up" not in top.stdout
 
 
-def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: Path) -> None:
+def test_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: Path) -> None:
     up, down = at_once(home, "up", "down")  # it does not wait for what cannot happen
     assert up.returncode == 5
     assert up.stderr.count("\n") == 1
@@ -55,7 +55,7 @@ def test_M06_up_and_down_say_that_the_one_there_is_stopped(stopped: int, home: P
     assert "suspended by a signal" in down.stderr and f"kill -CONT {stopped}" in down.stderr
 
 
-def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Path) -> None:
+def test_who_accepts_nobody_does_not_answer_either(running: Relay, home: Path) -> None:
     """Its queue of connections is full: to connect is refused at once, and says nothing."""
     os.kill(running.pid, signal.SIGSTOP)
     waiting = []
@@ -75,7 +75,7 @@ def test_M06_who_accepts_nobody_does_not_answer_either(running: Relay, home: Pat
         until(lambda: ask(opened).status)
 
 
-def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) -> None:
+def test_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) -> None:
     (home / "admin.sock").unlink()
     done = relay("status", home=home)
     assert done.returncode == 0
@@ -88,7 +88,7 @@ def test_M06_no_socket_is_not_the_same_as_no_answer(running: Relay, home: Path) 
 # -- a home whose path is too long for a socket -----------------------------------------------
 
 
-def test_M06_a_home_with_a_long_path_answers_as_any_other(long_home: Path) -> None:
+def test_a_home_with_a_long_path_answers_as_any_other(long_home: Path) -> None:
     path = long_home / SOCKET
     running = Relay(long_home)
     running.start()
@@ -111,7 +111,7 @@ def test_M06_a_home_with_a_long_path_answers_as_any_other(long_home: Path) -> No
 # -- one that did not stop by itself ----------------------------------------------------------
 
 
-def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home: Path) -> None:
+def test_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home: Path) -> None:
     pid = running.pid
     before = time.time_ns()
     running.kill()
@@ -129,7 +129,7 @@ def test_m12_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, 
     assert said in relay("top", home=home).stdout
 
 
-def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:
+def test_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:
     running.kill()
     running.start()
     assert running.stop() == 0
@@ -138,13 +138,13 @@ def test_m12_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path
     assert rows_of("status", home=home, exit_code=5)[0]["left"] is None
 
 
-def test_m12_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:
+def test_a_start_that_failed_and_said_why_leaves_no_such_word(home: Path) -> None:
     (home / "ledger.db").write_bytes(b"this is no database, whatever it is called" * 100)
     assert relay("up", home=home).returncode != 0
     assert (home / ".lock").read_bytes() == b""
 
 
-def test_m12_words_of_the_lock_that_are_none_say_nothing(home: Path) -> None:
+def test_words_of_the_lock_that_are_none_say_nothing(home: Path) -> None:
     (home / ".lock").write_bytes(b"\x1b]0;owned\x07\n")
     done = relay("status", home=home)
     assert done.stdout.startswith(f"no relay is running; start one with `relay --home {home} up`\n")

@@ -18,7 +18,7 @@ def drop_at(box: Box, text: str, name: str, mtime_ns: int) -> str:
 
 
 @pytest.mark.parametrize(("id_s", "mtime_s"), [(0, 5), (5, 0)])
-def test_m06_the_earlier_of_the_two_counts(box: Box, id_s: int, mtime_s: int) -> None:
+def test_the_earlier_of_the_two_counts(box: Box, id_s: int, mtime_s: int) -> None:
     begin = box.clock.now_ns()
     box.clock.advance(max(id_s, mtime_s) + 1)
     name = f"{begin + id_s * NS_PER_S}-aa.msg"
@@ -28,13 +28,13 @@ def test_m06_the_earlier_of_the_two_counts(box: Box, id_s: int, mtime_s: int) ->
 
 
 @pytest.mark.parametrize("name", ["1706123456789012345-a1b2c3d4.msg", "1000000001-01.msg"])
-def test_m06_an_id_from_an_example_says_nothing(box: Box, name: str) -> None:
+def test_an_id_from_an_example_says_nothing(box: Box, name: str) -> None:
     sent = drop_at(box, "TO: bob\nTTL: 3\n\nquick", name, box.clock.now_ns())
     box.tick()
     assert list(box.inbox("bob")) == [sent]
 
 
-def test_m06_times_to_come_give_nobody_more_time(box: Box) -> None:
+def test_times_to_come_give_nobody_more_time(box: Box) -> None:
     later = box.clock.now_ns() + 900 * NS_PER_S
     text = "TO: bob\nDELIVERY: at-least-once\nTTL: 50\n\nquick"
     sent = drop_at(box, text, f"{later}-aa.msg", later)
@@ -43,7 +43,7 @@ def test_m06_times_to_come_give_nobody_more_time(box: Box) -> None:
     assert box.states(sent) == {"bob": "expired"}
 
 
-def test_m06_a_ttl_counts_while_no_relay_runs_and_may_have_a_unit(box: Box) -> None:
+def test_a_ttl_counts_while_no_relay_runs_and_may_have_a_unit(box: Box) -> None:
     """The file is delivered as it was written, or refused: no relay ran meanwhile."""
     now = box.clock.now_ns()
     sent = drop_at(box, "TO: bob\nTTL: 2min\n\nhi", f"{now}-aa.msg", now)

@@ -60,7 +60,7 @@ def unread(box: Box) -> list[str]:
     return [json.loads(line)["id"] for line in shown_]
 
 
-def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
+def test_the_headline_says_how_it_stands(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     assert headline(box, sent) == "command alice -> bob: delivered, not read yet"
     box.take("bob", sent)
@@ -77,12 +77,12 @@ def test_M05_the_headline_says_how_it_stands(box: Box) -> None:
     assert f"acknowledged by bob: completed, all green (answer {short(done)})" in lines(box, sent)
 
 
-def test_M05_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
+def test_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
     sent = box.send("alice", "no header at all")
     assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
 
 
-def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
+def test_a_refusal_is_no_acceptance(box: Box) -> None:
     sent = box.send("alice", COMMAND)
     box.take("bob", sent)
     nack = box.send("bob", f"TO: alice\nKIND: nack\nRE: {sent}\n\nno such branch")
@@ -116,13 +116,13 @@ def test_M04_a_refusal_is_no_acceptance(box: Box) -> None:
     )
 
 
-def test_M05_what_was_refused_says_why_once(box: Box) -> None:
+def test_what_was_refused_says_why_once(box: Box) -> None:
     sent = box.send("alice", "TO: bbo\n\ntypo?")
     assert headline(box, sent).startswith("message alice -> bbo: refused: there is no agent bbo")
     assert sum("there is no agent" in line for line in lines(box, sent)) == 0
 
 
-def test_M02_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
+def test_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
     taken, removed = (box.send("alice", "TO: bob\n\nhi") for _ in range(2))
     box.take("bob", taken)
     box.path("agents", "bob", "inbox", f"{removed}.msg").unlink()
@@ -152,7 +152,7 @@ def test_what_was_taken_back_is_cancelled_and_not_expired(box: Box) -> None:
     assert "expired" in whats
 
 
-def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
+def test_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
     assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
     box.until_dead()
@@ -179,7 +179,7 @@ def test_M01_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -
     assert [line.split()[1] for line in tail][-1] == "read"
 
 
-def test_M02_the_doctor_says_what_vanished_with_a_mailbox(box: Box) -> None:
+def test_the_doctor_says_what_vanished_with_a_mailbox(box: Box) -> None:
     for number in range(2):
         box.send("alice", f"TO: bob\n\n{number}")
     box.flush()

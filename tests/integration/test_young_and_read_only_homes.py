@@ -30,7 +30,7 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_m11_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
+def test_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
     running.stop()
     try:
         if read_only(home, "true").returncode:
@@ -52,7 +52,7 @@ def made_again(box: Box) -> list[str]:
 
 
 @pytest.mark.box("alice", "bob")
-def test_m13_a_home_that_never_had_a_checkpoint_raises_no_alarm(box: Box) -> None:
+def test_a_home_that_never_had_a_checkpoint_raises_no_alarm(box: Box) -> None:
     box.send("alice", "TO: bob\n\nhi")
     box.kill()
     assert not box.path(STORE).exists()

@@ -162,7 +162,7 @@ def test_a_body_cut_short_is_transient() -> None:
     assert caught.value.reason == Reason.TRANSIENT
 
 
-def test_s3_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(RelayError) as caught:
         open_objects("s3://bucket/prefix")

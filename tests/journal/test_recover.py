@@ -285,7 +285,7 @@ def test_a_failed_sync_is_remembered(stream: Stream, written: list[tuple[int, by
 
 
 @pytest.mark.shows("journal 1.16")
-def test_D5_what_is_not_covered_is_written_again(
+def test_what_is_not_covered_is_written_again(
     stream: Stream, written: list[tuple[int, bytes]]
 ) -> None:
     """Its footer was written, its last sync failed, and so did the word about that."""

@@ -15,7 +15,7 @@ WRITTEN = {"staged_at": NOW, "written_at": NOW + 1}
 
 
 @pytest.mark.parametrize("state", ["dead", "expired", "bounced"])
-def test_M01_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state: str) -> None:
+def test_what_was_given_up_keeps_its_state(ledger: Ledger, look: Look, state: str) -> None:
     (one,) = record(ledger, 1)
     put(ledger, one, "bob", "written", **WRITTEN)
     put(ledger, one, "bob", state, last_error="why")
@@ -41,7 +41,7 @@ def test_what_was_read_is_not_written_again_by_what_is_older(ledger: Ledger, loo
 
 @pytest.mark.parametrize(("taken", "read_at"), [(NOW + 3, NOW + 2), (NOW + 1, NOW + 1)])
 @pytest.mark.parametrize("has_left", [False, True])
-def test_M02_an_answer_implies_a_read_that_may_have_been_before_it(
+def test_an_answer_implies_a_read_that_may_have_been_before_it(
     ledger: Ledger, look: Look, taken: int, read_at: int, has_left: bool
 ) -> None:
     (one,) = record(ledger, 1)

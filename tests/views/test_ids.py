@@ -43,7 +43,7 @@ def test_an_id_is_found_by_the_beginning_of_either_part(box: Box) -> None:
 
 @pytest.mark.box("alice")
 @pytest.mark.parametrize("name", ["1795355100000000000-AA.MSG", "1795355100000000000-aa.MSG"])
-def test_m22_a_file_that_is_ignored_because_of_its_name(box: Box, name: str) -> None:
+def test_a_file_that_is_ignored_because_of_its_name(box: Box, name: str) -> None:
     """The relay leaves it: a shell's temporary file may have any name."""
     box.path("agents", "alice", "outbox", name).write_text("TO: bob\n\nhi\n")
     box.tick()
