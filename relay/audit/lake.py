@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from relay.audit.lake_columns import TABLES
 from relay.audit.sources.bucket_files import explained, is_remote, open_bucket
 from relay.base import fsio
+from relay.base.discovery import has_config
 from relay.base.errors import NoRoom, RelayError
 from relay.base.names import sha256_hex
 
@@ -150,6 +151,8 @@ class FolderLake:
     def locked(self, home: str) -> Iterator[None]:
         """Be the one that writes a home's files."""
         folder = os.path.join(self.url, HOMES)
+        if has_config(self.url):
+            raise RelayError(f"{self.url} is a relay home", hint="name a folder of the lake's own")
         try:
             os.makedirs(self.url, mode=fsio.DIR_MODE, exist_ok=True)
             os.makedirs(folder, mode=fsio.DIR_MODE, exist_ok=True)

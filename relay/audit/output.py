@@ -8,7 +8,8 @@
 A run holds OUT/.lock and writes into OUT/.unfinished. When its jobs are done, summary and report
 of the previous run are removed, tables are exchanged, and the new summary and report come last, by
 rename. Killed before that, the folder is unchanged; killed within, it has no report. Tables of the
-previous run that this one did not make are removed; other files stay.
+previous run that this one did not make are removed; other files stay. A folder that no run has
+made, and that is not empty, is refused: what is in it may have the name of a table, as ``agents``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from relay.audit.jobs.job import FINDINGS
 from relay.audit.report import Previous, make_page
 from relay.audit.summary import REPORT, SUMMARY, Report, read_summary, to_json
 from relay.base import fsio
+from relay.base.discovery import has_config
 from relay.base.errors import RelayError
 
 UNFINISHED = ".unfinished"
@@ -85,8 +87,9 @@ class OutFolder:
 def out_folder(path: str) -> Iterator[OutFolder]:
     """Open the folder, made if need be; unfinished tables are removed afterwards.
 
-    Errors: RelayError when it cannot be made, and while another run writes there.
+    Errors: RelayError when it cannot be made, is of something else, or another run writes there.
     """
+    _require_own(path)
     made = not os.path.exists(path)
     folder = OutFolder(path)
     with contextlib.ExitStack() as held:
@@ -107,6 +110,16 @@ def out_folder(path: str) -> Iterator[OutFolder]:
             shutil.rmtree(folder.tables, ignore_errors=True)
             if made and os.listdir(path) == [LOCK]:  # else the run is published
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _require_own(path: str) -> None:
+    """Refuse a folder with files that no run has made: a home first, which has a lock, too."""
+    with contextlib.suppress(OSError):  # explained when it is made
+        names = os.listdir(path)
+        if has_config(path) or (names and LOCK not in names):
+            what = "is a relay home" if has_config(path) else "has files of something else"
+            hint = "name a new or an empty folder, or that of an earlier run, with --out"
+            raise RelayError(f"{path} {what}", hint=hint)
 
 
 def write_page(path: str) -> str:

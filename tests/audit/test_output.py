@@ -16,6 +16,7 @@ from relay.audit.output import out_folder
 from relay.audit.summary import JobReport, Report
 from relay.base import fsio
 from relay.base.errors import RelayError
+from relay.base.home import Home
 from tests.audit.home_builder import HomeBuilder
 from tests.audit.printed import parquet, relay_audit
 from tests.audit.report_data import write_table
@@ -142,6 +143,7 @@ def has(path: Path, name: str) -> bool:
 
 def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
     (tmp_path / ".unfinished" / "reconcile").mkdir(parents=True)
+    (tmp_path / ".lock").touch()
     publish(tmp_path, "new", traffic=["traffic"])
     assert sorted(os.listdir(tmp_path)) == [".lock", "report.html", "summary.json", "traffic"]
 
@@ -154,6 +156,19 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         write_table(Path(folder.tables), "traffic", [{"word": "first"}])
         folder.publish(summary(traffic=["traffic"]))
     assert words(tmp_path) == {"traffic": "first"}
+
+
+def test_a_folder_of_something_else_is_refused_and_left(tmp_path: Path) -> None:
+    """A home has a folder named as a table, with the mail of its agents."""
+    Home.create(str(tmp_path / "home")).close()
+    (tmp_path / "project" / "agents").mkdir(parents=True)
+    (tmp_path / "project" / "agents" / "mine.md").touch()
+    for name, what in (("home", "is a relay home"), ("project", "has files of something else")):
+        path = tmp_path / name
+        before = sorted(path.rglob("*"))
+        with pytest.raises(RelayError, match=f"{path} {what}"):
+            publish(path, "new", agents=["agents"])
+        assert sorted(path.rglob("*")) == before
 
 
 def test_a_run_that_failed_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
