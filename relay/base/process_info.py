@@ -33,6 +33,31 @@ def started_at(pid: int) -> int | None:
         return None
 
 
+def program_of(pid: int) -> tuple[str, int, int | None]:
+    """Name of the program, pid of the parent, and start time, as in ``started_at``.
+
+    Errors: ProcessLookupError if it has ended; OSError.
+    """
+    try:
+        with open(f"{PROC}/{pid:d}/stat", "rb") as file:
+            stat = file.read()
+    except FileNotFoundError as exc:
+        import os
+
+        if os.path.exists(f"{PROC}/self/stat"):
+            raise ProcessLookupError(pid) from exc
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            return process.name(), process.ppid(), None
+        except psutil.Error as error:
+            raise ProcessLookupError(pid) from error
+    fields = _fields(stat)
+    name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
+    return name, int(fields[1]), int(fields[START_FIELD - 3])
+
+
 def words_of(pid: int) -> list[str]:
     """The words of the command that a process runs; empty if unknown."""
     try:

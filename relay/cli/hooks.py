@@ -238,16 +238,7 @@ def mcp(ctx: click.Context, home: str | None, agent: str) -> None:
     root = root_to_take_from(ctx, home)
     Home(root).close()  # an error here is seen in the client's log; later ones by the agent
 
-    def run(name: str, *args: str) -> str:
-        return run_command(root, name, *args)
-
-    ToolServer(
-        root,
-        agent,
-        run,
-        lambda message_id, wait: progress_of(root, message_id, wait),
-        lambda text: id_of(root, text),
-    ).run()
+    ToolServer(root, agent, run_command, progress_of, id_of).run()
 
 
 def id_of(root: str, text: str) -> str:

@@ -103,19 +103,19 @@ def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_j
             raise agent_not_found(opened, name)
         if not is_served(opened):
             raise NotRunning(f"no relay is running for {opened.root}")
-        trial = Trial(opened, name, timeout_s, as_json)
+        test = WakeTest(opened, name, timeout_s, as_json)
         try:
-            works = trial.run()
+            works = test.run()
         finally:
-            trial.end()
-    if not trial.sent:
+            test.end()
+    if not test.sent:
         raise RelayError(
             f"no rung applies to {name}: no test message was sent",
             hint=f"`relay wake status {name}` shows what each one needs",
         )
     if not works:
         hint = f"`relay wake status {name}` shows which rungs apply"
-        if unread := trial.unread():
+        if unread := test.unread():
             hint += f"; {plural(unread, 'test message')} {'is' if unread == 1 else 'are'} unread"
             hint += " in its inbox"
         raise RelayError(f"no rung brought the test message to {name}", hint=hint)
@@ -139,7 +139,7 @@ def bell(ctx: click.Context, home: str | None, agent: str | None, rewake: bool) 
     ctx.exit(main([*words, *(["--as", agent] if agent else [])]))
 
 
-class Trial:
+class WakeTest:
     """One test message for each rung that applies."""
 
     def __init__(self, home: Home, agent: str, timeout_s: float, as_json: bool) -> None:

@@ -33,7 +33,6 @@ from relay.reach.session import (
     load_session,
     replace_file,
     save_session,
-    session_file,
     session_lock,
     side_file,
 )
@@ -175,7 +174,7 @@ def _wake(root: str, session: Session) -> int:
     from relay.reach.ringing import Bell
     from relay.reach.rungs import has_read, ring_text, silence
 
-    with session_lock(root, session_file(session.harness, session.session_id)):
+    with session_lock(root, session.file):
         found = load_session(root, session.harness, session.session_id)
         if found is None or silence(root, found):
             return 0

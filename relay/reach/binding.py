@@ -19,16 +19,16 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from relay.base.process_info import PROC
+from relay.base.process_info import program_of
 from relay.reach.session import (
     FOLDER,
     Session,
+    changing,
     load_session,
     load_sessions,
     remove_session,
     replace_file,
     save_session,
-    session_file,
     session_lock,
 )
 
@@ -56,10 +56,10 @@ def bind(
     pid, pid_start = agent_process()
     with session_lock(root):
         others = [session for session in load_sessions(root) if session.session_id != session_id]
-        file = session_file(harness, session_id)
-        with session_lock(root, file):
+        session = Session(harness, session_id)
+        with session_lock(root, session.file):
             known = load_session(root, harness, session_id)
-            session = known or Session(harness, session_id)
+            session = known or session
             is_same = known is not None and (session.pid, session.pid_start) == (pid, pid_start)
             if not source and not is_same and _is_older(pid_start, session):
                 raise ProcessLookupError(f"the agent CLI of session {session_id} has ended")
@@ -84,7 +84,7 @@ def bind(
             if other is before or is_dead or (other.agent == name and not other.is_live):
                 _take_over(root, session, other, CLEARED if other is before else DIED)
                 if other is before or is_dead:
-                    with session_lock(root, session_file(other.harness, other.session_id)):
+                    with session_lock(root, other.file):
                         remove_session(root, other)
     _tell_shells(name, root)
     return _greeting(root, session, asked, source, others)
@@ -104,7 +104,8 @@ def _begin(
         _give_back(root, session, CLEARED if source == "clear" else DIED)
     session.pid, session.pid_start = pid, pid_start
     session.bound_at = time.time_ns()
-    session.state, session.blocks, session.owed, session.listed = "", 0, [], []
+    session.state, session.listed = "", []
+    session.begin_turn()
     if is_new or not session.run or source == "clear":
         session.run = _count_run(root, session.agent, session.bound_at)
         with contextlib.suppress(
@@ -151,18 +152,13 @@ def last_of_process(sessions: Iterable[Session], pid: int, pid_start: int | None
 
 def _take_over(root: str, session: Session, old: Session, why: str) -> None:
     """Take the name of a session that is over, and what it has not seen."""
-    with session_lock(root, session_file(old.harness, old.session_id)):
-        old = load_session(root, old.harness, old.session_id) or old
-        if old.agent:
-            _give_back(root, old, why)
-        taken, old.agent, old.again = old.again, "", {}
-        save_session(root, old)
-    with session_lock(root, session_file(session.harness, session.session_id)):
-        # Another hook of the session may have changed it by now.
-        now = load_session(root, session.harness, session.session_id) or session
+    with changing(root, old) as left:
+        if left.agent:
+            _give_back(root, left, why)
+        taken, left.agent, left.again = left.again, "", {}
+    with changing(root, session) as now:  # another hook of the session may have changed it
         now.expect(taken)
-        save_session(root, now)
-        session.again = now.again
+    session.again = now.again
 
 
 def _give_back(root: str, session: Session, why: str) -> None:
@@ -274,32 +270,10 @@ def run_at(root: str, agent: str, at: int) -> int:
 def agent_process() -> tuple[int, int | None]:
     """Pid and start time of the agent CLI: the nearest ancestor that is not a shell; (0, None)."""
     pid = os.getppid()
-    while pid > 0:
-        try:
-            with open(f"{PROC}/{pid}/stat", "rb") as file:
-                stat = file.read()
-        except FileNotFoundError:
-            return _agent_process_elsewhere(pid)
-        except OSError:
-            return 0, None
-        name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        if name not in SHELLS:
-            return pid, int(fields[19])
-        pid = int(fields[1])
+    with contextlib.suppress(OSError):  # it has ended
+        while pid > 0:
+            name, parent, start = program_of(pid)
+            if name not in SHELLS:
+                return pid, start
+            pid = parent
     return 0, None
-
-
-def _agent_process_elsewhere(pid: int) -> tuple[int, None]:
-    """The same on systems without /proc."""
-    if os.path.exists(f"{PROC}/self/stat"):
-        return 0, None
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        while process.name() in SHELLS:
-            process = process.parent()
-        return process.pid, None
-    except (psutil.Error, AttributeError):
-        return 0, None

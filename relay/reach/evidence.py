@@ -22,15 +22,14 @@ import time
 from relay.reach.mailbox import inbox_file, is_there
 from relay.reach.report import IN_CONTEXT, OFFERED, RETURNED, write_report
 from relay.reach.session import Session
+from relay.reach.vendors import END, OF_THE_MODEL, PROMPT, STOP
 
 MAX_READ = 8 << 20  # of a transcript, in one call
 CHUNK = 1 << 20
 BACKSLASH = ord("\\")
 KILLED = "the process that was to show it was stopped"  # a hook, or a server of tools
 NOT_SHOWN = "the transcript does not show it"
-ACTED = (IN_CONTEXT, "action")
 TURN_OVER = "the turn ended without it"
-ACTIONS = ("act", "ask", "tool", "batch")  # of the model
 
 
 def marker(message_id: str) -> str:
@@ -61,7 +60,7 @@ def end_offer(root: str, session: Session, ids: list[str], after: str, role: str
         root, session.agent, [base | {"ids": of, "offer": n} for n, of in by_number.items()]
     )
     for message_id in ids:
-        session.offered[message_id] |= {"printed": True, "at_stop": role == "stop"}
+        session.offered[message_id] |= {"printed": True, "at_stop": role == STOP}
 
 
 def settle(root: str, session: Session, role: str, after: str, gone: str = "") -> None:
@@ -72,20 +71,18 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
     """
     found, is_whole = _search(session)
     agent = session.agent
-    if role == "end":
+    if role == END:
         gone = gone or "the session ended"
     entries: dict[tuple[str, ...], list[str]] = {}
-    for message_id, offer in session.offered.items():
+    for message_id in session.offered:
         verdict: tuple[str, ...] | None
         if message_id in found:
             verdict = IN_CONTEXT, "transcript", found[message_id]
         elif not is_there(root, agent, message_id):
             verdict = IN_CONTEXT, "taken", "by a command"
         else:
-            verdict = _verdict(session, message_id, offer, role, is_whole)
-            if verdict == ACTED:
-                verdict = IN_CONTEXT, "action", after
-            elif verdict is None and gone:
+            verdict = _verdict(session, message_id, role, after, is_whole)
+            if verdict is None and gone:
                 verdict = RETURNED, gone
         if verdict is not None:
             entries.setdefault(verdict, []).append(message_id)
@@ -107,15 +104,16 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
 
 
 def _verdict(
-    session: Session, message_id: str, offer: dict[str, object], role: str, is_whole: bool | None
+    session: Session, message_id: str, role: str, after: str, is_whole: bool | None
 ) -> tuple[str, ...] | None:
     """Decide about one offer that the transcript does not show; None: nothing is known yet."""
+    offer = session.offered[message_id]
     if not offer.get("printed"):
         return RETURNED, KILLED
-    if role == "prompt" and offer.get("at_stop"):
+    if role == PROMPT and offer.get("at_stop"):
         return RETURNED, TURN_OVER
     is_later = int(str(offer.get("step", 0))) < session.step
-    if role != "stop" and not (role in ACTIONS and is_later):
+    if role != STOP and not (role in OF_THE_MODEL and is_later):
         return None
     if is_whole is False and not session.blind:
         return None  # the next call reads on
@@ -123,7 +121,7 @@ def _verdict(
         if message_id not in session.unshown:
             return RETURNED, NOT_SHOWN
         session.blind = True  # not for the second time either: it never shows what hooks print
-    return ACTED
+    return IN_CONTEXT, "action", after
 
 
 def _report(root: str, session: Session, entries: dict[tuple[str, ...], list[str]]) -> None:

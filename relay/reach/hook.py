@@ -326,9 +326,7 @@ def _show(call: Call, session: Session, greeting: str) -> str:
     """Print the messages that wait, as context of the event; the session's state after it."""
     state = _state_of(call, session)
     if call.role == PROMPT:
-        from relay.reach.owed import at_prompt
-
-        at_prompt(session)
+        session.begin_turn()
     waits = unshown_ids(call.root, session)
     if waits or greeting:
         _offer(call, session, waits, greeting)
@@ -364,9 +362,8 @@ def _stop(call: Call, session: Session) -> str:
     """Refuse the stop for messages that have come, and for answers that are owed."""
     from relay.reach.owed import at_stop
 
-    blocks = session.blocks
     owed = at_stop(call.root, session) or ""
-    if blocks >= MOST_STOPS:
+    if session.blocks >= MOST_STOPS:
         return IDLE
     waits = unshown_ids(call.root, session)
     if not owed and not waits:
@@ -377,7 +374,7 @@ def _stop(call: Call, session: Session) -> str:
         step("idle")
         waits = unshown_ids(call.root, session)
     goes_on = bool(owed or waits) and _offer(call, session, waits, owed)
-    session.blocks = blocks + goes_on
+    session.blocks += goes_on
     session.step += goes_on
     return WORKING if goes_on else IDLE
 

@@ -62,9 +62,10 @@ Wanted = Callable[[Waiting], bool]
 class ToolServer:
     """The tools of one agent on one connection.
 
-    root: the relay home. name: the agent, where nothing else names it. command: runs a command of
-    the relay with these arguments and returns its text, or raises RelayError. progress: waits for
-    what becomes of a message. resolve: the id of the message that a short one names.
+    root: the relay home. name: the agent, where nothing else names it. The functions get the home
+    first. command: runs a command of the relay with these arguments and returns its text, or raises
+    RelayError. progress: waits for what becomes of a message. resolve: the id of the message that a
+    short one names.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class ToolServer:
         root: str,
         name: str,
         command: Callable[..., str],
-        progress: Callable[[str, Wait], Progress],
-        resolve: Callable[[str], str],
+        progress: Callable[[str, str, Wait], Progress],
+        resolve: Callable[[str, str], str],
     ) -> None:
         self.root = root
         self.session = ToolSession(root, name)
@@ -267,10 +268,8 @@ class ToolServer:
     # -- steps of tools -------------------------------------------------------------------------
 
     async def _run(self, *args: str) -> str:
-        def run() -> str:
-            return self._command(*args)
-
-        text = await anyio.to_thread.run_sync(run, limiter=self._one_command)
+        words = (self.root, *args)
+        text = await anyio.to_thread.run_sync(self._command, *words, limiter=self._one_command)
         return text.rstrip("\n")
 
     async def _post(self, agent: str, post: Callable[[Agent, float], str]) -> str:
@@ -289,7 +288,8 @@ class ToolServer:
             why = "has not taken it over yet" if self._is_served() else "is not running"
             return f"{sent}: waits in the outbox, the relay {why}; do not send it again"
         word = Wait("taken", RECORDED_S)  # it is recorded shortly
-        return f"{sent}: {(await anyio.to_thread.run_sync(self._progress, sent, word)).text}"
+        found = await anyio.to_thread.run_sync(self._progress, self.root, sent, word)
+        return f"{sent}: {found.text}"
 
     async def _came(self, ctx: Context, sent: str, wait: Wait) -> str:
         """Wait until a message has come so far, and tell the client now and then that it waits."""
@@ -299,7 +299,7 @@ class ToolServer:
         while True:
             waited = time.monotonic() - began
             part = Wait(wait.word, max(0.0, min(wait.seconds - waited, PROGRESS_S)))
-            found = await anyio.to_thread.run_sync(self._progress, sent, part)
+            found = await anyio.to_thread.run_sync(self._progress, self.root, sent, part)
             if found.is_there or found.is_over:
                 return found.text
             if waited + part.seconds >= wait.seconds:
@@ -314,7 +314,7 @@ class ToolServer:
         """The id of the message that an argument names. Errors: BadArguments; RelayError."""
         if len(text) > MOST_NUMBER:
             raise BadArguments(f"{name}: expected the id of a message, got {ascii(text)[:60]}")
-        return self._resolve(text)
+        return self._resolve(self.root, text)
 
     def _known(self, agent: str, message_id: str) -> Waiting | None:
         """Read a message that the agent has, or had."""

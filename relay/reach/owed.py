@@ -1,9 +1,9 @@
 """Owed answers: what an agent hears when it wants to stop, and what the relay hears of its state.
 
 The hook of Stop or AfterAgent calls ``at_stop``, which reads the ledger; no relay has to run. A
-ledger that is missing, locked or damaged owes nothing: a session is never disturbed. A new prompt
-is told with ``at_prompt``, each state with ``report_state``. All are called under the session's
-lock; the session is saved before anything is printed.
+ledger that is missing, locked or damaged owes nothing: a session is never disturbed. Each
+state is told with ``report_state``. Both are called under the session's lock; the session is saved
+before anything is printed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def at_stop(root: str, session: Session, now_ns: int | None = None) -> str | Non
 
     Facts only: what is owed, to whom, since when, and how it is answered. A message is named twice
     at most, and no stop is refused if nothing changed since the last one that was. Changes
-    ``session``: call it under its lock, and save it.
+    ``session``, but for ``blocks``: call it under its lock, and save it.
     """
     owed = owed_answers(root, session.agent)
     ids = [answer.message_id for answer in owed]
@@ -61,17 +61,10 @@ def at_stop(root: str, session: Session, now_ns: int | None = None) -> str | Non
     fresh = [answer for answer in owed if session.told.get(answer.message_id, 0) < MOST_TOLD]
     if not fresh or session.blocks >= MOST_BLOCKS or ids == session.owed:
         return None
-    session.blocks += 1
     session.owed = ids
     for answer in fresh[:MOST_SHOWN]:
         session.told[answer.message_id] = session.told.get(answer.message_id, 0) + 1
     return owed_text(session.agent, fresh, time.time_ns() if now_ns is None else now_ns)
-
-
-def at_prompt(session: Session) -> None:
-    """A new prompt begins a new row of stops."""
-    session.blocks = 0
-    session.owed = []
 
 
 def owed_text(agent: str, owed: list[OwedAnswer], now_ns: int) -> str:

@@ -33,7 +33,6 @@ from relay.reach.session import (
     load_session,
     load_sessions,
     replace_file,
-    session_file,
     session_lock,
     side_file,
 )
@@ -92,8 +91,7 @@ class Bell:
         folders = Folders()
         folders.add(inbox_dir(self.root, self.agent))
         if self.session is not None:
-            file = session_file(self.session.harness, self.session.session_id)
-            folders.add(os.path.join(self.root, FOLDER), file)
+            folders.add(os.path.join(self.root, FOLDER), self.session.file)
             if self.session.is_live:
                 folders.add_process(self.session.pid)
         try:

@@ -70,6 +70,15 @@ class Session:
         """The name of the session in reports and ledger: ``claude:0089…``."""
         return f"{self.harness}:{self.session_id}"
 
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return session_file(self.harness, self.session_id)
+
+    def begin_turn(self) -> None:
+        """A new prompt begins a new row of stops."""
+        self.blocks, self.owed = 0, []
+
     def expect(self, offers: dict[str, int]) -> None:
         """Take over what another session was shown and has not seen."""
         for message_id, number in offers.items():
@@ -97,7 +106,7 @@ def session_file(harness: str, session_id: str) -> str:
 
 def side_file(root: str, session: Session, suffix: str) -> str:
     """The path of another file of the session, beside its own: of its bell, for example."""
-    return os.path.join(root, FOLDER, session_file(session.harness, session.session_id) + suffix)
+    return os.path.join(root, FOLDER, session.file + suffix)
 
 
 def load_session(root: str, harness: str, session_id: str) -> Session | None:
@@ -172,6 +181,15 @@ def session_lock(root: str, name: str = "") -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def changing(root: str, session: Session) -> Iterator[Session]:
+    """Read a session again under its lock, and save it at the end. Errors: OSError."""
+    with session_lock(root, session.file):
+        found = load_session(root, session.harness, session.session_id) or session
+        yield found
+        save_session(root, found)
 
 
 def adopt(thing: object, facts: dict[str, object]) -> None:

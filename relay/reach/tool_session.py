@@ -28,11 +28,10 @@ from relay.reach.session import (
     load_sessions,
     remove_session,
     save_session,
-    session_file,
     session_lock,
 )
+from relay.reach.vendors import ACT, END
 
-ACT = "act"
 SHOWN_BY = "mcp inbox"  # in traces, also what an answer to `send` shows
 CLIENT_ENDS_S = 0.1  # a process that is killed closes its pipes before it has ended
 UNWRITTEN_NS = 5 * 10**9  # an answer not written by then was cancelled, and never is
@@ -83,7 +82,7 @@ class ToolSession:
         with session_lock(self.root):
             for old in load_sessions(self.root, TOOLS):
                 if old.agent == name and not old.is_live:
-                    settle(self.root, old, "end", "", DIED)
+                    settle(self.root, old, END, "", DIED)
                     session.expect(old.again)
                     save_session(self.root, session)
                     remove_session(self.root, old)
@@ -93,7 +92,7 @@ class ToolSession:
     @contextlib.contextmanager
     def _change(self, session: Session) -> Iterator[Session]:
         """Read the session under its lock, and save it; its own file is this server's alone."""
-        with session_lock(self.root, session_file(session.harness, session.session_id)):
+        with session_lock(self.root, session.file):
             if session is not self._own:
                 session = load_session(self.root, session.harness, session.session_id) or session
             yield session

@@ -19,14 +19,7 @@ RELAY = (sys.executable, "-m", "relay")
 
 def server_of(root: Path, name: str = "") -> ToolServer:
     """A server in this process."""
-    text = str(root)
-    return ToolServer(
-        text,
-        name,
-        lambda *words: run_command(text, *words),
-        lambda one, wait: progress_of(text, one, wait),
-        lambda one: id_of(text, one),
-    )
+    return ToolServer(str(root), name, run_command, progress_of, id_of)
 
 
 def over_stdio(root: Path, name: str = "bob") -> StdioServerParameters:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.clock import NS_PER_S
-from relay.reach.owed import MOST_BLOCKS, MOST_TOLD, at_prompt, at_stop, report_state
+from relay.reach.owed import MOST_BLOCKS, MOST_TOLD, at_stop, report_state
 from relay.reach.session import BLOCKED, IDLE, WORKING, Session
 from tests.box import Box
 from tests.reach.hooks import reports_of
@@ -25,11 +25,13 @@ class Bob:
 
     def prompt(self) -> None:
         """A person, or the bell, gives a prompt."""
-        at_prompt(self.session)
+        self.session.begin_turn()
 
     def stop(self) -> str | None:
         """It wants to stop; the text that keeps it, or None."""
-        return at_stop(str(self.box.root), self.session, self.box.clock.now_ns())
+        text = at_stop(str(self.box.root), self.session, self.box.clock.now_ns())
+        self.session.blocks += text is not None
+        return text
 
     def is_asked(self, kind: str = "command", sender: str = "alice") -> str:
         """A command or query, sent and read by bob; its id."""

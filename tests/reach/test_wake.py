@@ -44,13 +44,13 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
         self._monkeypatch = monkeypatch
-        tell = wake.Trial._print
+        tell = wake.WakeTest._print
 
-        def tells(trial: wake.Trial, text: str) -> None:
+        def tells(test: wake.WakeTest, text: str) -> None:
             self.lines.append(text)
-            tell(trial, text)
+            tell(test, text)
 
-        monkeypatch.setattr(wake.Trial, "_print", tells)
+        monkeypatch.setattr(wake.WakeTest, "_print", tells)
 
     def has(self, text: str) -> bool:
         """True when a line has that text."""
