@@ -132,11 +132,11 @@ def bell(ctx: click.Context, home: str | None, agent: str | None, rewake: bool) 
     for the idle session whose input is on stdin, and ends with exit 77; the hook that `relay hooks
     install` writes turns that, and nothing else, into the exit 2 that wakes it.
     """
-    from relay.reach.bell import main
+    from relay.reach.bell import rewake_hook, ring_for
 
     with open_home(ctx, home) as opened:
-        words = ["--home", opened.root, *(["--rewake"] if rewake else [])]
-    ctx.exit(main([*words, *(["--as", agent] if agent else [])]))
+        root = opened.root
+    ctx.exit(rewake_hook(root) if rewake else ring_for(root, agent or ""))
 
 
 class WakeTest:

@@ -221,9 +221,15 @@ def main(arguments: list[str]) -> int:
     if os.path.isdir(folder):  # a tool may have changed the working directory
         os.chdir(folder)
     root = default_root(os.path.expanduser(options["--home"]) or None)
-    if is_rewake:
-        return _rewake_hook(root)
-    agent = options["--as"] or os.environ.get("AGENT_RELAY_NAME", "")
+    return rewake_hook(root) if is_rewake else ring_for(root, options["--as"])
+
+
+def ring_for(root: str, agent: str) -> int:
+    """Ring an agent until the process is ended; the exit status.
+
+    agent: empty for the one of the environment.
+    """
+    agent = agent or os.environ.get("AGENT_RELAY_NAME", "")
     if not agent:
         sys.stderr.write("relay: expected --as NAME, or $AGENT_RELAY_NAME\n")
         return 2
@@ -240,8 +246,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _rewake_hook(root: str) -> int:
-    """Read the hook's input; a session is never disturbed, whatever is wrong."""
+def rewake_hook(root: str) -> int:
+    """Read the hook's input, and wait; a session is never disturbed, whatever is wrong."""
     try:
         facts = json.loads(sys.stdin.buffer.read(1 << 24))
         if facts.get("agent_id"):  # a subagent's stop

@@ -93,10 +93,9 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
 
 def _named(sessions: list[Session]) -> str:
     now = time.time_ns()
-    since = (local_time(session.state_at or session.bound_at, now) for session in sessions)
     return ", ".join(
-        f"{session.agent} ({session.state or IDLE} since {at})"
-        for session, at in zip(sessions, since, strict=True)
+        f"{one.agent} ({one.state or IDLE} since {local_time(one.state_at or one.bound_at, now)})"
+        for one in sessions
     )
 
 

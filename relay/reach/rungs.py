@@ -270,19 +270,22 @@ RUNGS: tuple[Rung, ...] = (ClaudeInbox(), ClaudeRewake(), CodexQueue(), Resume()
 NAMES = tuple(rung.name for rung in RUNGS)
 
 
-def applying(target: RungTarget) -> list[Rung]:
-    """The rungs to try, in order; only the one that ``wake.json`` names, if it does."""
-    named = target.wake.rung
-    return [rung for rung in RUNGS if named in ("", rung.name) and not rung.missing(target)]
-
-
 def survey(target: RungTarget) -> dict[str, str]:
-    """Each rung's name, and why it does not apply; empty if it does."""
+    """Each rung's name, in order, and why it does not apply; empty if it does.
+
+    Where ``wake.json`` names one, it is the only one that may.
+    """
     named = target.wake.rung
     other = f"{WAKE} cannot be used" if named == NO_RUNG else f"{WAKE} names {named}"
     return {
         rung.name: other if named not in ("", rung.name) else rung.missing(target) for rung in RUNGS
     }
+
+
+def applying(target: RungTarget) -> list[Rung]:
+    """The rungs to try, in order."""
+    missing = survey(target)
+    return [rung for rung in RUNGS if not missing[rung.name]]
 
 
 def read_wake(root: str, agent: str) -> Wake:

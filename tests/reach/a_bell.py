@@ -12,9 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from relay.reach import bell, ringing, rungs, waiting
-
-LOADED = (ringing,)  # a fork does not load it again
+from relay.reach import bell, ringing, rungs
 
 
 def kill_before(number: int) -> None:
@@ -40,7 +38,7 @@ def kill_before(number: int) -> None:
 def main() -> None:
     """Ring until the session has ended."""
     pause_s, answer_s, number, *words = sys.argv[1:]
-    waiting.PAUSES_S = (float(pause_s),)  # type: ignore[assignment]
+    ringing.PAUSES_S = (float(pause_s),)  # type: ignore[assignment]
     rungs.ANSWER_S = float(answer_s)
     if int(number):
         kill_before(int(number))

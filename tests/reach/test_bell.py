@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from relay.reach import bell as bells
-from relay.reach.ringing import Bell
+from relay.reach.ringing import Bell, Inbox, Memory
 from relay.reach.rungs import ANSWER_S, TOKEN
 from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
-from relay.reach.waiting import Inbox, Pace
 from tests import forks
 from tests.procs import PATIENCE_S, until
 from tests.reach.bells import BELL, PACKAGE, Cli
@@ -83,7 +82,7 @@ def test_urgent_messages_ring_at_once(bob: Cli, inbox: ClaudeInbox) -> None:
 
 
 def test_many_urgent_messages_are_few_rings() -> None:
-    pace, now = Pace(), 1000 * S
+    pace, now = Memory(), 1000 * S
     pace.rang({"1-a": True}, 0, now, 0)
     both = {"1-a": True, "2-b": True}
     assert pace.due(both, 0, now + 10**6) == now + S
@@ -137,7 +136,7 @@ def test_what_was_shown_rings_no_more(bob: Cli, inbox: ClaudeInbox) -> None:
 
 
 def test_rings_without_an_answer_come_more_and_more_slowly() -> None:
-    pace, now, pauses = Pace(), 1000 * S, []
+    pace, now, pauses = Memory(), 1000 * S, []
     waiting = {"1-a": False}
     for _ in range(8):
         due = pace.due(waiting, 0, now)
@@ -173,7 +172,7 @@ def test_a_rung_that_is_not_answered_gives_way_to_the_next(
 
 
 def test_something_new_after_an_answer_rings_at_once() -> None:
-    pace, now = Pace(), 1000 * S
+    pace, now = Memory(), 1000 * S
     for _ in range(3):
         pace.rang({"1-a": False}, 0, now, 0)
     assert pace.due({"1-a": False, "2-b": False}, 0, now) == now + 20 * S  # not answered
@@ -185,20 +184,20 @@ def test_something_new_after_an_answer_rings_at_once() -> None:
 
 
 def test_when_nothing_waits_the_next_one_rings_at_once() -> None:
-    pace, now = Pace(), 1000 * S
+    pace, now = Memory(), 1000 * S
     pace.rang({"1-a": False}, 0, now, 0)
     assert pace.due({}, 0, now) is None
     assert pace.due({"2-b": False}, 0, now + 1) == now + 1
 
 
 def test_a_clock_that_is_set_back_delays_no_ring_for_long() -> None:
-    pace, now = Pace(), 1000 * S
+    pace, now = Memory(), 1000 * S
     pace.rang({"1-a": False}, 0, now + 10**6 * S, 0)
     assert pace.due({"1-a": False}, 0, now) == now + 5 * S
 
 
 def test_a_rung_with_a_queue_of_its_own_is_not_rung_again_before_its_time() -> None:
-    pace, now = Pace(), 1000 * S
+    pace, now = Memory(), 1000 * S
     pace.rang({"1-a": False}, 0, now, 120)
     assert pace.due({"1-a": False, "2-b": True}, 0, now + S) == now + 120 * S
 

@@ -390,8 +390,8 @@ def test_a_command_that_fails_says_so(bob: Cli) -> None:
 def test_a_bell_for_an_agent_without_a_session(bob: Cli, tmp_path: Path) -> None:
     """``relay bell --as NAME`` rings until it is ended; a message that was taken is an answer."""
     bob.wake(f'{{"argv": ["sh", "-c", "echo x >> {tmp_path}/rung"]}}')
-    code = f"import sys; sys.path.insert(0, {PACKAGE!r}); from relay.reach import bell, waiting;"
-    code += " waiting.PAUSES_S = (3600,);"  # without an answer it would ring in an hour
+    code = f"import sys; sys.path.insert(0, {PACKAGE!r}); from relay.reach import bell, ringing;"
+    code += " ringing.PAUSES_S = (3600,);"  # without an answer it would ring in an hour
     code += f" sys.exit(bell.main(['--home', {str(bob.root)!r}, '--as', 'bob']))"
     bell = subprocess.Popen([sys.executable, "-c", code])
     first = bob.drop()
