@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
 import click
@@ -48,4 +49,5 @@ def web(ctx: click.Context, home: str | None, port: int | None, uds: str | None)
     Home(root).close()
     words = ["--home", root, *(["--port", str(port)] if port else [])]
     words += ["--uds", os.path.abspath(uds)] if uds else []
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # ^C waits until the page can end
     os.execv(sys.executable, [sys.executable, "-m", "relay.web", *words])

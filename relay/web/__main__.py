@@ -50,6 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again at its end
     try:
         with contextlib.suppress(KeyboardInterrupt):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # of relay/cli/web.py
             make_server(given.home, host, secret).run(sockets=[listening])
     finally:
         listening.close()

@@ -177,6 +177,26 @@ def web(*words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+INTERRUPTED_START = """
+import os, signal, sys
+start = os.execv
+def interrupted(*words):
+    os.kill(os.getpid(), signal.SIGINT)
+    start(*words)
+os.execv = interrupted
+from relay.cli import main
+main()
+"""
+
+
+def test_interrupted_while_it_is_loaded_it_ends_at_once(home: Path) -> None:
+    words = [sys.executable, "-c", INTERRUPTED_START, "--home", str(home), "web"]
+    done = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_it_needs_no_package_of_another_extra() -> None:
     without = "import sys; sys.modules |= dict.fromkeys(['pyarrow', 'pyspark', 'mcp', 'obstore']);"
     words = [sys.executable, "-c", f"{without} import relay.web.__main__"]
