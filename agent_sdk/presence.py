@@ -73,12 +73,15 @@ class AgentHome(Home):
             is_other = not os.path.samestat(there, os.fstat(self._fd))
         if is_other:
             with Home(self.root) as other:
-                self._fd, other._fd = other._fd, self._fd
-                try:
+                before = os.dup(self._fd)
+                try:  # the number stays: another thread may be using it
+                    os.dup2(other._fd, self._fd, inheritable=False)
                     self.enter()
                 except BaseException:  # the next call tries it again
-                    self._fd, other._fd = other._fd, self._fd
+                    os.dup2(before, self._fd, inheritable=False)
                     raise
+                finally:
+                    os.close(before)
             self.replaced()
         elif self._started_at is not None and monotonic() > self._checked_at + CHECK_S:
             self._checked_at = monotonic()

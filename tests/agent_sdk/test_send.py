@@ -337,12 +337,13 @@ def test_a_meta_json_that_says_nothing_stops_no_call(
 def test_a_home_that_cannot_be_entered_is_entered_by_the_next_call(tmp_path: Path) -> None:
     for name in ("home", "restored"):
         Home.create(str(tmp_path / name)).close()
-    with Agent("alice", tmp_path / "home") as alice:
+    with Agent("alice", tmp_path / "home") as alice, alice._home.dirs() as of_another_thread:
         (tmp_path / "home").rename(tmp_path / "aside")
         (tmp_path / "restored").rename(tmp_path / "home")
         with failing("create", "meta.json"), pytest.raises(OSError, match="No space left"):
             alice.receive(0)
         assert alice.receive(0) is None
+        assert os.listdir(of_another_thread.get("agents", "alice", "inbox"))  # not closed under it
         meta = json.loads((tmp_path / "home/agents/alice/meta.json").read_text())
         assert meta["pid"] == os.getpid()
 
