@@ -45,7 +45,6 @@ from relay.cli.request import (
     check_has_not_arrived,
     check_has_session,
     control_options,
-    earlier_answer,
     echo_earlier,
     echo_progress,
     mark_read,
@@ -334,7 +333,7 @@ def reply(
     The answer to a query is a response. The answered message leaves the inbox. BODY is the text, or
     - for standard input. To report that a command is done use `relay ack ID completed`.
     """
-    from relay.views.message import read_message
+    from relay.views.message import earlier_answer, read_message
 
     root = root_to_take_from(ctx, home)
     require_mailbox(root, agent)
@@ -355,7 +354,7 @@ def reply(
             thread=answered.file.headers.get("THREAD"),
             attachments=attached,
         )
-    echo_earlier(agent, before)
+    echo_earlier(before)
     mark_read(root, agent, answered.id)
     return code
 
@@ -470,13 +469,14 @@ def _answer(
     root: str, agent: str, given: str, as_json: bool, say: Callable[[Agent, str], str]
 ) -> int:
     from agent_sdk import Agent
+    from relay.views.message import earlier_answer
 
     require_mailbox(root, agent)
     message_id = _resolve(root, given)
     before = earlier_answer(root, agent, message_id)
     with Agent(agent, root, registers=False) as me:
         sent = say(me, message_id)
-    echo_earlier(agent, before)
+    echo_earlier(before)
     mark_read(root, agent, message_id)
     _print_sent({"id": sent, "re": message_id}, as_json)
     return EXIT_OK if relay_runs(root) else EXIT_STATE

@@ -277,26 +277,10 @@ def recorded_answer(home: Home, message_id: str) -> str:
     return ""
 
 
-def earlier_answer(root: str, agent: str, message_id: str) -> str:
-    """The answer that an agent has given for good, and its first line; empty without one."""
-    with contextlib.suppress(RelayError), Home(root) as home:
-        with contextlib.closing(_ledger(home)) as db:
-            for delivery in outcomes.read_deliveries(db, "message_id = ?", message_id):
-                if delivery["recipient"] == agent and delivery["ack_status"] in (
-                    "completed",
-                    "failed",
-                ):
-                    return ": ".join(
-                        filter(None, (delivery["ack_status"], delivery["answer_text"]))
-                    )
-    return ""
-
-
-def echo_earlier(agent: str, before: str) -> None:
+def echo_earlier(before: str) -> None:
     """Say which answer an agent has given before; ``before`` is empty for the first."""
     if before:
-        text = f"{agent} has answered it before, {before}: the last answer decides"
-        click.echo(sanitize(f"relay: {text}"), err=True)
+        click.echo(sanitize(f"relay: {before}"), err=True)
 
 
 def _ledger(home: Home) -> sqlite3.Connection:

@@ -119,6 +119,18 @@ def _deliveries(home: Home, message_id: str) -> list[outcomes.Fields]:
         return []
 
 
+def earlier_answer(root: str, agent: str, message_id: str) -> str:
+    """A line on the answer that an agent has given for good; empty without one."""
+    with Home(root) as home:
+        deliveries = _deliveries(home, message_id)
+    for delivery in deliveries:
+        status = delivery["ack_status"]
+        if delivery["recipient"] == agent and status in ("completed", "failed"):
+            before = ": ".join(filter(None, (status, delivery["answer_text"])))
+            return f"{agent} has answered it before, {before}: the last answer decides"
+    return ""
+
+
 def message_facts(home: Home, stored: StoredMessage) -> dict[str, Any]:
     """The facts that `relay show --json` prints."""
     rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", stored.id)

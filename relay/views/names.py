@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from relay.base.discovery import default_home
 from relay.base.errors import ChannelNotFound, NotFound, RelayError
 from relay.base.home import Home
-from relay.base.names import OPERATOR, ORCHESTRATOR
+from relay.base.names import OPERATOR, ORCHESTRATOR, is_agent_name
 from relay.base.text import did_you_mean
 
 
@@ -25,7 +25,9 @@ def elsewhere(root: str, name: str) -> str:
 
 def agent_not_found(home: Home, name: str) -> NotFound:
     """Make the error for an agent that does not exist, with the name that was probably meant."""
-    usual = f"`relay agents` lists all agents, `relay register {name}` creates it"
+    usual = "`relay agents` lists all agents"
+    if is_agent_name(name):
+        usual += f", `relay register {name}` creates it"
     hint = elsewhere(home.root, name) or did_you_mean(name, home.agent_names()) or usual
     return NotFound(f"there is no agent {name!a} in {home.root}", hint=hint)
 

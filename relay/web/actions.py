@@ -21,7 +21,7 @@ from relay.base.message import Kind
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR
 from relay.base.text import plural
 from relay.views.ids import resolve_id
-from relay.views.message import read_message
+from relay.views.message import earlier_answer, read_message
 from relay.views.names import agent_not_found
 from relay.web.pages import MOST_FAILED, failed_groups
 
@@ -42,6 +42,7 @@ def answer(home: Home, name: str, form: Form) -> Done:
     asked = read_message(home.root, name)
     if asked.sender in ("", OPERATOR):
         raise Refused(f"message {asked.id} is the operator's own")
+    before = earlier_answer(home.root, OPERATOR, asked.id)  # by another tab, or a command
     with _operator(home) as me:
         wait = _wait_s(home)
         if how == "failed":
@@ -56,8 +57,8 @@ def answer(home: Home, name: str, form: Form) -> Done:
             )
     _mark_read(home, asked.id)
     if form.get("back") == "home":
-        return Done("/", f"answered by {sent}")
-    return Done(f"/m/{sent}")
+        return Done("/", "; ".join(filter(None, (f"answered by {sent}", before))))
+    return Done(f"/m/{sent}", before)
 
 
 def read(home: Home, name: str, form: Form) -> Done:

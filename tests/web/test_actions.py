@@ -87,6 +87,18 @@ def test_a_question_is_answered_where_it_is_listed(box: Box, client: TestClient)
     assert "Nothing waits for you" in client.get("/").text
 
 
+@pytest.mark.parametrize("back", ["home", ""])
+def test_a_second_answer_is_told_of_the_first(box: Box, client: TestClient, back: str) -> None:
+    """Of another tab, or of a command: its sender may have acted on that one."""
+    asked = box.send("alice", "TO: operator\nKIND: query\n\nship it?")
+    first = post(client, f"/m/{asked}/answer", body="yes", back=back)
+    assert "before" not in text_of(client.get(first).text)
+    box.tick()
+    second = post(client, f"/m/{asked}/answer", body="no", back=back)
+    said = "operator has answered it before, completed: yes: the last answer decides"
+    assert said in text_of(client.get(second).text)
+
+
 @pytest.mark.parametrize(
     ("how", "outcome"), [("completed", "completed"), ("failed", "failed"), ("in_progress", "in")]
 )
