@@ -26,6 +26,7 @@ from relay.reach.session import (
     changing,
     load_session,
     load_sessions,
+    read_facts,
     remove_session,
     replace_file,
     save_session,
@@ -231,18 +232,9 @@ def _greeting(root: str, session: Session, asked: str, source: str, others: list
 # -- runs ---------------------------------------------------------------------------------------
 
 
-def _runs(root: str) -> dict[str, list[list[int]]]:
-    try:
-        with open(os.path.join(root, FOLDER, RUNS), encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _count_run(root: str, agent: str, at: int) -> int:
     """Number the next run of an agent. Called under the lock of all bindings."""
-    runs = _runs(root)
+    runs: dict[str, list[list[int]]] = read_facts(os.path.join(root, FOLDER, RUNS))
     try:
         number = runs[agent][-1][0] + 1
     except (LookupError, TypeError):
@@ -254,14 +246,11 @@ def _count_run(root: str, agent: str, at: int) -> int:
 
 def run_at(root: str, agent: str, at: int) -> int:
     """Number of the run of an agent at a time, Unix ns; 0 if unknown."""
-    number = 0
+    runs: list[list[int]] = read_facts(os.path.join(root, FOLDER, RUNS)).get(agent, [])
     try:
-        for run, began_at in _runs(root).get(agent, []):
-            if began_at <= at:
-                number = run
+        return max((run for run, began_at in runs if began_at <= at), default=0)
     except (TypeError, ValueError):
         return 0
-    return number
 
 
 # -- the process --------------------------------------------------------------------------------

@@ -26,7 +26,15 @@ from relay.base.process_info import words_of
 from relay.base.text import visible
 from relay.reach.git_words import tree_changes
 from relay.reach.report import log
-from relay.reach.session import FOLDER, IDLE, Session, load_sessions, replace_file, session_lock
+from relay.reach.session import (
+    FOLDER,
+    IDLE,
+    Session,
+    load_sessions,
+    read_facts,
+    replace_file,
+    session_lock,
+)
 
 MOST_COMMAND = 50_000  # characters; longer ones take too long to read
 WRITTEN = ".written"
@@ -157,16 +165,14 @@ def _tell(root: str, pair: tuple[str, str], path: str, at: int, now: int) -> Non
 
 def _read(root: str, now: int) -> tuple[dict[str, int], dict[str, int]]:
     """When agents wrote files, and when pairs were told, as far as it still matters."""
+    known = read_facts(os.path.join(root, FOLDER, WRITTEN))
     try:
-        fd = os.open(os.path.join(root, FOLDER, WRITTEN), os.O_RDONLY | os.O_NOFOLLOW)
-        with open(fd, encoding="utf-8") as file:
-            known = json.load(file)
         spans = {"written": CLASH_NS, "told": TOLD_NS}
         written, told = (
             {str(key): int(at) for key, at in known[name].items() if 0 <= now - at < span}
             for name, span in spans.items()
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
+    except (ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
         return {}, {}
     return written, told
 

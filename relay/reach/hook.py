@@ -57,7 +57,7 @@ MOST_PARSED = 1 << 20  # bytes of it at once: no signal interrupts the parser
 # Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
-ENDED = "ended"
+STATES = dict.fromkeys((PROMPT, ACT, TOOL, BATCH), WORKING) | {ASK: BLOCKED, END: "ended"}
 MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
 MAX_ERROR = 60
@@ -380,14 +380,12 @@ def _stop(call: Call, session: Session) -> str:
 
 
 def _state_of(call: Call, session: Session) -> str:
-    if call.role in (PROMPT, ACT, TOOL, BATCH):
-        return WORKING
+    if call.role in STATES:
+        return STATES[call.role]
     if call.role == OTHERS:
         return BLOCKED if session.state == BLOCKED else WORKING
     if call.role == START:
         return session.state if call.text("source") == "compact" else IDLE
-    if call.role == END:
-        return ENDED
     if call.role == FAIL:
         from relay.base.text import visible
 
@@ -395,7 +393,7 @@ def _state_of(call: Call, session: Session) -> str:
         session.error = visible(name.replace("_", " ").strip()[:MAX_ERROR]) or "unknown error"
         return FAILING
     kind = call.text("notification_type")
-    if call.role == ASK or kind in DIALOGS:
+    if kind in DIALOGS:
         return BLOCKED
     at_prompt = kind == "idle_prompt" and session.state != FAILING
     return IDLE if at_prompt else session.state or IDLE

@@ -26,8 +26,8 @@ class Folders:
         self._fd = -1
         self._pids: list[int] = []
         self._prefixes: dict[int, bytes] = {}
-        self._all_watched = sys.platform == "linux"
-        if self._all_watched:
+        self._all_watched = True
+        if sys.platform == "linux":
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.inotify_init1(_CLOEXEC_NONBLOCK)
         self._poll = select.poll()
@@ -54,7 +54,7 @@ class Folders:
 
     def wait(self, seconds: float) -> None:
         """Sleep until something changes, a process ends, or the time is up."""
-        if not self._all_watched or self._fd < 0:
+        if not self._all_watched:
             seconds = min(seconds, self.SCAN_S)
         until = time.monotonic() + max(0.0, seconds)
         while True:

@@ -81,7 +81,6 @@ class ToolServer:
         self._command = command
         self._progress = progress
         self._resolve = resolve
-        self._has_wire = False  # which tells the session when an answer was written
         self._one_command = anyio.CapacityLimiter(1)  # it writes to sys.stdout
         self._tools: dict[str, Callable[[Context, Fields], Any]] = {
             "send": self._send,
@@ -110,7 +109,6 @@ class ToolServer:
     async def _serve(self) -> None:
         wire = _Wire(os.dup(1), self.session.written)
         os.dup2(2, 1)  # what anything else prints is not part of the protocol
-        self._has_wire = True
         lines = cast("anyio.AsyncFile[str]", _requests(wire))
         try:
             async with stdio_server(lines, cast("anyio.AsyncFile[str]", wire)) as (read, write):
@@ -147,8 +145,6 @@ class ToolServer:
             text = f"{exc.strerror or exc}: {exc.filename}" if exc.filename else str(exc)
         if is_error:
             text = visible(" ".join(text.split()))
-        elif not self._has_wire:
-            self.session.written(ctx.request_id)
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=text)], is_error=is_error
         )

@@ -36,6 +36,7 @@ from relay.reach.session import (
     adopt,
     load_session,
     load_sessions,
+    read_facts,
     replace_file,
     session_lock,
     side_file,
@@ -78,14 +79,9 @@ class Memory:
     @staticmethod
     def load(path: str) -> Memory | None:
         """The memory in a bell's file; None if there is none or it is damaged."""
-        memory = Memory()
-        try:
-            with open(path, encoding="utf-8") as file:
-                facts = json.loads(file.readline())
-            adopt(memory, facts)
-        except (OSError, ValueError, AttributeError):
-            return None
-        return memory
+        memory, facts = Memory(), read_facts(path)
+        adopt(memory, facts)
+        return memory if facts else None
 
     def due(self, waiting: Mapping[str, bool], answered_at: int, now: int) -> int | None:
         """The time of the next ring; None if nothing waits.
@@ -355,11 +351,10 @@ class Bell:
 
 def asked_rung(root: str, session: Session) -> tuple[str, int]:
     """The only rung that is to be used just now, and until when; empty: all."""
+    asked = read_facts(side_file(root, session, ".ask"))
     try:
-        with open(side_file(root, session, ".ask"), encoding="utf-8") as file:
-            asked = json.load(file)
         rung, until_ns = str(asked["rung"]), int(asked["until"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return "", 0
     return (rung, until_ns) if time.time_ns() < until_ns else ("", 0)
 

@@ -18,6 +18,10 @@ from collections.abc import Iterator
 
 from relay.base.process_info import runs
 
+TYPE_CHECKING = False  # typing is not loaded for it
+if TYPE_CHECKING:
+    from typing import Any
+
 FOLDER = "sessions"
 TOOLS = "mcp"  # the harness of sessions that `relay mcp` has where no hook has bound one
 MAX_BYTES = 4 << 20
@@ -159,6 +163,17 @@ def replace_file(path: str, text: str) -> None:
         raise
 
 
+def read_facts(path: str) -> dict[str, Any]:
+    """The object in the first line of a file of ``sessions/``; empty without one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, encoding="utf-8") as file:
+            facts = json.loads(file.readline(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):  # none, or damaged
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def remove_session(root: str, session: Session) -> None:
     """Remove the session's file and lock; ended sessions are no longer listed."""
     for suffix in ("", ".lock", ".bell", ".ask", ".rewake"):
@@ -202,12 +217,9 @@ def adopt(thing: object, facts: dict[str, object]) -> None:
 
 def _load(path: str) -> Session | None:
     """Read a session's file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, encoding="utf-8") as file:
-            facts = json.loads(file.read(MAX_BYTES))
-        session = Session(facts["harness"], facts["session_id"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    facts = read_facts(path)
+    if not {"harness", "session_id"} <= facts.keys():
         return None
+    session = Session(facts["harness"], facts["session_id"])
     adopt(session, facts)
     return session

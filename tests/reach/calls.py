@@ -8,18 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from mcp import Client, StdioServerParameters
+from mcp_types import CallToolRequestParams, CallToolResult
 
 from relay.cli.hooks import id_of, progress_of, run_command
-from relay.reach.mcp import ToolServer
+from relay.reach.mcp import Context, ToolServer
 from tests.procs import environment
 from tests.reach.hooks import put, reports_of
 
 RELAY = (sys.executable, "-m", "relay")
 
 
+class InMemory(ToolServer):
+    """A server whose answers are with the client as soon as they are made."""
+
+    async def _call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:
+        result = await super()._call(ctx, params)
+        if not result.is_error:
+            self.session.written(ctx.request_id)
+        return result
+
+
 def server_of(root: Path, name: str = "") -> ToolServer:
     """A server in this process."""
-    return ToolServer(str(root), name, run_command, progress_of, id_of)
+    return InMemory(str(root), name, run_command, progress_of, id_of)
 
 
 def over_stdio(root: Path, name: str = "bob") -> StdioServerParameters:

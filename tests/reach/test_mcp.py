@@ -259,7 +259,7 @@ async def test_an_answer_that_was_never_written_is_offered_again(
     bobs_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, number = server_of(bobs_home), deliver(bobs_home)
-    monkeypatch.setattr(server, "_has_wire", True)  # which never tells that it has written
+    monkeypatch.setattr(server.session, "written", lambda call: None)
     monkeypatch.setattr(tool_session, "UNWRITTEN_NS", 3600 * NS_PER_S)
     async with Client(server.server) as client:
         await call(client, "inbox")

@@ -18,11 +18,12 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolRequestParams
 
+from relay.cli.hooks import id_of, progress_of, run_command
 from relay.reach import mcp
 from relay.reach.session import TOOLS, load_sessions
 from relay.reach.tools import TOOLS as TABLE
 from tests.procs import PROJECT, environment, relay, until
-from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, server_of, unread
+from tests.reach.calls import RELAY, call, deliver, over_stdio, read, reported, unread
 
 MODES = ("legacy", "auto", "2026-07-28")
 OLD_CLIENT = PROJECT / ".venv" / "mcp-1"
@@ -110,9 +111,9 @@ async def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
 
 async def test_calls_with_the_ids_7_and_text_7_are_two(bobs_home: Path) -> None:
     """The answer of one is written; what the other shows was shown to nobody yet."""
-    server, (out, pipe) = server_of(bobs_home), os.pipe()
+    server = mcp.ToolServer(str(bobs_home), "", run_command, progress_of, id_of)
+    out, pipe = os.pipe()
     wire = mcp._Wire(pipe, server.session.written)
-    server._has_wire = True
     numbers = []
     for call_id in (7, "7"):
         numbers.append(deliver(bobs_home))
