@@ -99,11 +99,11 @@ def comment_of(column: pa.Field) -> str:
     return str(column.metadata[_COMMENT_KEY].decode())
 
 
-_OWN = _tables(resources.files(__package__).joinpath("lake.sql").read_text())
+_OWN = _tables(resources.files(__package__).joinpath("lake.sql").read_text("utf-8"))
 (HOME,) = _OWN.pop("every_table")
 ACOMM, AOF2 = _OWN.pop("acomm"), _OWN.pop("aof2")
 LEDGER = _tables(schema_sql())
-RESULTS = _tables(resources.files(__package__).joinpath("results.sql").read_text())
+RESULTS = _tables(resources.files(__package__).joinpath("results.sql").read_text("utf-8"))
 FINDING = RESULTS["findings"]
 
 

@@ -274,7 +274,7 @@ class _Jvm:
             if not self.saved_log:
                 fd, self.saved_log = tempfile.mkstemp(".log", "relay-audit-spark-")
                 os.close(fd)
-            Path(self.saved_log).write_text(text)
+            Path(self.saved_log).write_text(text, "utf-8")
         except OSError:
             return ""  # the disk is full, say
         return self.saved_log

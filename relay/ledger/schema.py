@@ -70,7 +70,7 @@ def schema_sql() -> str:
     """The text of schema.sql."""
     from importlib import resources  # here: only a new ledger needs it
 
-    return resources.files("relay").joinpath("schema.sql").read_text()
+    return resources.files("relay").joinpath("schema.sql").read_text("utf-8")
 
 
 def set_up(connection: sqlite3.Connection, path: str) -> None:

@@ -77,6 +77,15 @@ def test_a_damaged_store_is_named_and_left_as_it_is(home: Path) -> None:
     assert store.read_bytes() == b"ACOMM001" + b"\0" * 200
 
 
+@pytest.mark.parametrize("module", ["relay.ledger.schema", "relay.audit.lake_columns"])
+def test_files_of_the_package_are_read_as_utf_8_in_any_locale(module: str) -> None:
+    code = f"import {module} as found; getattr(found, 'schema_sql', str)()"
+    locale = environment(PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C")
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=locale, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_help_is_light() -> None:
     loaded = subprocess.run(
         [

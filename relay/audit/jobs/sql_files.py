@@ -115,7 +115,7 @@ def job_header(name: str) -> Header:
 
 
 def _text(name: str) -> str:
-    return resources.files(__package__).joinpath(f"{name}.sql").read_text()
+    return resources.files(__package__).joinpath(f"{name}.sql").read_text("utf-8")
 
 
 def check_of(check: str) -> FindingClass | None:
