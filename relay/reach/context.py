@@ -15,7 +15,7 @@ import contextlib
 import os
 
 from relay.base.clock import ttl_note
-from relay.base.names import attachments_of
+from relay.base.names import MESSAGE_ID, attachments_of
 from relay.base.text import format_size, plural, visible
 from relay.reach.evidence import marker
 from relay.reach.mailbox import inbox_file, read_message, undelivered_notes
@@ -27,7 +27,6 @@ MOST_LOOKED_AT = 500  # files whose priority is looked at: the oldest and the ne
 MOST_NAMED = 10
 MOST_READ = 16_384 + MAX_BODIES  # bytes of a file: a header, and a body
 NORMAL = "2"
-HEX_DIGITS = frozenset("0123456789abcdef")
 REST = 200  # characters for the last line
 
 
@@ -80,6 +79,7 @@ class Waiting:
     ) -> None:
         headers = dict(fields)
         self.id = message_id
+        self.is_message = MESSAGE_ID.fullmatch(message_id) is not None
         self.note = ""  # that the relay did not deliver it
         self.size = size
         self.headers = headers
@@ -100,12 +100,6 @@ class Waiting:
             return f"In the inbox is a file that is not a message: {visible(self.id)} ({size})."
         facts = f"{size}, {self.note}" if self.note else size
         return f"Waits: {self.id} from {self.sender} ({facts}); `relay show {self.id}` prints it."
-
-    @property
-    def is_message(self) -> bool:
-        """True if its file has the name of a message."""
-        at, _, digits = self.id.partition("-")
-        return self.id.isascii() and at.isdecimal() and set(digits) <= HEX_DIGITS
 
 
 def read_waiting(path: str, message_id: str) -> Waiting | None:

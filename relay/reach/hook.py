@@ -80,7 +80,6 @@ class Call:
     """One call of the hook: its arguments, and the event that it is called for."""
 
     def __init__(self, words: list[str]) -> None:
-        self.began = time.monotonic()
         self.options = dict.fromkeys(("--home", "--as", "--ask"), "")
         self.root = ""
         self.facts: dict[str, object] = {}
@@ -106,11 +105,6 @@ class Call:
                 return BATCH
             return FAIL if role == STOP and self.text("error") else role
         return OTHERS if role == PROMPT and _in_envelopes(self.text("prompt")) else role
-
-    @property
-    def is_late(self) -> bool:
-        """True when the vendor may have stopped waiting for the output."""
-        return time.monotonic() - self.began > DEADLINE_S
 
     def text(self, name: str) -> str:
         """A fact of the event; empty if there is none, or it is not text."""
@@ -457,13 +451,10 @@ def _offer(call: Call, session: Session, ids: list[str], first: str) -> bool:
     begin_offer(session, shown, after)
     save_session(call.root, session)  # on a full disk nothing is printed: it would be again
     step("print")
-    if call.is_late:
-        raise Late
     _print(call, text, refuses=call.role == STOP)
     step("printed")
-    if not call.is_late:
-        end_offer(call.root, session, shown, after, call.role)
-        step("reported")
+    end_offer(call.root, session, shown, after, call.role)
+    step("reported")
     return True
 
 
