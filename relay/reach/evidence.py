@@ -90,7 +90,7 @@ def settle(root: str, session: Session, role: str, after: str, gone: str = "") -
     for (what, why, *_), ids in entries.items():
         for message_id in ids:
             if what == RETURNED:
-                session.again[message_id] = int(str(session.offered.pop(message_id)["offer"]))
+                session.again[message_id] = session.offered.pop(message_id)["offer"]
                 if why == NOT_SHOWN:
                     session.unshown.append(message_id)
             else:
@@ -112,7 +112,7 @@ def _verdict(
         return RETURNED, KILLED
     if role == PROMPT and offer.get("at_stop"):
         return RETURNED, TURN_OVER
-    is_later = int(str(offer.get("step", 0))) < session.step
+    is_later = offer.get("step", 0) < session.step
     if role != STOP and not (role in OF_THE_MODEL and is_later):
         return None
     if is_whole is False and not session.blind:

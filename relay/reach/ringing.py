@@ -102,12 +102,12 @@ class Memory:
             return max(now, earliest, over + URGENT_PAUSE_S * NS)
         return max(over + PAUSES_S[min(self.count, len(PAUSES_S)) - 1] * NS, earliest)
 
-    def rang(self, waiting: Iterable[str], answered_at: int, now: int, again_s: float) -> None:
+    def rang(self, waiting: Iterable[str], answered_at: int, now: int) -> None:
         """Remember a ring."""
         ids = sorted(waiting)
         is_new = answered_at > self.at and bool(set(ids) - set(self.rung))
         self.count = 1 if is_new or not self.at else self.count + 1
-        self.rung, self.at, self.took, self.again_s = ids, now, 0, again_s
+        self.rung, self.at, self.took, self.again_s = ids, now, 0, 0.0
 
 
 class Inbox:
@@ -262,7 +262,7 @@ class Bell:
         TRIES of them the next one is first.
         """
         began = time.monotonic_ns()
-        self._memory.rang(waiting, self._answered_at(waiting), now, 0)
+        self._memory.rang(waiting, self._answered_at(waiting), now)
         rungs = [rung for rung in applying(target) if rung.mid_turn or not self._is_mid_turn()]
         first = (self._memory.count - 1) // TRIES % max(1, len(rungs))
         for rung in (*rungs[first:], *rungs[:first]):

@@ -56,7 +56,7 @@ class Session:
         self.step = 0  # a later one: the model has answered to what hooks printed in an earlier one
         # message id -> {"at", "after", "offer", "printed", "step"}: shown, and not yet seen in its
         # context. printed False: the hook was killed around the print.
-        self.offered: dict[str, dict[str, object]] = {}
+        self.offered: dict[str, dict[str, Any]] = {}
         self.again: dict[
             str, int
         ] = {}  # message id -> number of its last offer, which was not seen

@@ -109,7 +109,7 @@ class ToolSession:
             held = {
                 message_id: own.offered.pop(message_id)
                 for message_id in pending & own.offered.keys()
-                if int(str(own.offered[message_id]["at"])) > latest
+                if own.offered[message_id]["at"] > latest
             }
             settle(self.root, own, ACT, after)
             own.offered |= held

@@ -82,11 +82,11 @@ def test_urgent_messages_ring_at_once(bob: Cli, inbox: ClaudeInbox) -> None:
 
 
 def test_many_urgent_messages_are_few_rings() -> None:
-    pace, now = Memory(), 1000 * S
-    pace.rang({"1-a": True}, 0, now, 0)
+    memory, now = Memory(), 1000 * S
+    memory.rang({"1-a": True}, 0, now)
     both = {"1-a": True, "2-b": True}
-    assert pace.due(both, 0, now + 10**6) == now + S
-    assert pace.due(both, 0, now + 3 * S) == now + 3 * S
+    assert memory.due(both, 0, now + 10**6) == now + S
+    assert memory.due(both, 0, now + 3 * S) == now + 3 * S
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_what_was_shown_rings_no_more(bob: Cli, inbox: ClaudeInbox) -> None:
 
 
 def test_rings_without_an_answer_come_more_and_more_slowly() -> None:
-    pace, now, pauses = Memory(), 1000 * S, []
+    memory, now, pauses = Memory(), 1000 * S, []
     waiting = {"1-a": False}
     for _ in range(8):
-        due = pace.due(waiting, 0, now)
+        due = memory.due(waiting, 0, now)
         assert due is not None
         pauses.append((due - now) // S)
         now = due
-        pace.rang(waiting, 0, now, 0)
+        memory.rang(waiting, 0, now)
     assert pauses == [0, 5, 10, 20, 40, 80, 120, 120]
 
 
@@ -172,34 +172,35 @@ def test_a_rung_that_is_not_answered_gives_way_to_the_next(
 
 
 def test_something_new_after_an_answer_rings_at_once() -> None:
-    pace, now = Memory(), 1000 * S
+    memory, now = Memory(), 1000 * S
     for _ in range(3):
-        pace.rang({"1-a": False}, 0, now, 0)
-    assert pace.due({"1-a": False, "2-b": False}, 0, now) == now + 20 * S  # not answered
-    assert pace.due({"1-a": False}, now + 1, now + 2) == now + 20 * S  # nothing new
+        memory.rang({"1-a": False}, 0, now)
+    assert memory.due({"1-a": False, "2-b": False}, 0, now) == now + 20 * S  # not answered
+    assert memory.due({"1-a": False}, now + 1, now + 2) == now + 20 * S  # nothing new
     both = {"1-a": False, "2-b": False}
-    assert pace.due(both, now + 1, now + 2) == now + 2
-    pace.rang(both, now + 1, now + 2, 0)
-    assert pace.due(both, now + 1, now + 3) == now + 2 + 5 * S  # from the beginning
+    assert memory.due(both, now + 1, now + 2) == now + 2
+    memory.rang(both, now + 1, now + 2)
+    assert memory.due(both, now + 1, now + 3) == now + 2 + 5 * S  # from the beginning
 
 
 def test_when_nothing_waits_the_next_one_rings_at_once() -> None:
-    pace, now = Memory(), 1000 * S
-    pace.rang({"1-a": False}, 0, now, 0)
-    assert pace.due({}, 0, now) is None
-    assert pace.due({"2-b": False}, 0, now + 1) == now + 1
+    memory, now = Memory(), 1000 * S
+    memory.rang({"1-a": False}, 0, now)
+    assert memory.due({}, 0, now) is None
+    assert memory.due({"2-b": False}, 0, now + 1) == now + 1
 
 
 def test_a_clock_that_is_set_back_delays_no_ring_for_long() -> None:
-    pace, now = Memory(), 1000 * S
-    pace.rang({"1-a": False}, 0, now + 10**6 * S, 0)
-    assert pace.due({"1-a": False}, 0, now) == now + 5 * S
+    memory, now = Memory(), 1000 * S
+    memory.rang({"1-a": False}, 0, now + 10**6 * S)
+    assert memory.due({"1-a": False}, 0, now) == now + 5 * S
 
 
 def test_a_rung_with_a_queue_of_its_own_is_not_rung_again_before_its_time() -> None:
-    pace, now = Memory(), 1000 * S
-    pace.rang({"1-a": False}, 0, now, 120)
-    assert pace.due({"1-a": False, "2-b": True}, 0, now + S) == now + 120 * S
+    memory, now = Memory(), 1000 * S
+    memory.rang({"1-a": False}, 0, now)
+    memory.again_s = 120
+    assert memory.due({"1-a": False, "2-b": True}, 0, now + S) == now + 120 * S
 
 
 # -- its life ----------------------------------------------------------------------------
