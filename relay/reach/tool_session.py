@@ -10,10 +10,8 @@ call arrives after that answer was written, or the client ends the connection, t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 
 from relay.base.errors import RelayError
 from relay.base.names import NAME_VARIABLE, check_agent_name
@@ -24,6 +22,7 @@ from relay.reach.mailbox import is_there
 from relay.reach.session import (
     TOOLS,
     Session,
+    changing,
     load_session,
     load_sessions,
     remove_session,
@@ -68,7 +67,7 @@ class ToolSession:
         check_agent_name(name)
         if self._own is None:
             self._own = self._open(name)
-        return self._own
+        return load_session(self.root, TOOLS, self._own.session_id) or self._own
 
     def _open(self, name: str) -> Session:
         """Begin a session, which takes over what dead ones of that agent have not seen."""
@@ -89,22 +88,13 @@ class ToolSession:
             save_session(self.root, session)
         return session
 
-    @contextlib.contextmanager
-    def _change(self, session: Session) -> Iterator[Session]:
-        """Read the session under its lock, and save it; its own file is this server's alone."""
-        with session_lock(self.root, session.file):
-            if session is not self._own:
-                session = load_session(self.root, session.harness, session.session_id) or session
-            yield session
-            save_session(self.root, session)
-
     def act(self, after: str) -> None:
         """Note that a call has come: what earlier answers showed was seen. Errors: OSError."""
         if self._own is None:
             return
         pending = set().union(*self._unwritten.values())
         latest = time.time_ns() - UNWRITTEN_NS
-        with self._change(self._own) as own:
+        with changing(self.root, self._own) as own:
             own.step, own.seen_at = own.step + 1, time.time_ns()
             held = {
                 message_id: own.offered.pop(message_id)
@@ -115,11 +105,10 @@ class ToolSession:
             own.offered |= held
 
     def hidden(self, session: Session) -> set[str]:
-        """The ids that this session, or another live one of the agent's tools, was shown."""
+        """The ids that this session, or a live one of the agent's tools, was shown."""
         shown = set(session.offered)
         for other in load_sessions(self.root, TOOLS):
-            is_other = other.session_id != session.session_id
-            if other.agent == session.agent and is_other and other.is_live:
+            if other.agent == session.agent and other.is_live:
                 shown |= other.offered.keys()
         return shown
 
@@ -130,7 +119,7 @@ class ToolSession:
         Errors: OSError.
         """
         one_of_the_agent = session_lock(self.root, f"tools-{session.agent}")
-        with one_of_the_agent, self._change(session) as changed:
+        with one_of_the_agent, changing(self.root, session) as changed:
             hidden = self.hidden(changed)
             ids = [
                 message_id
@@ -146,7 +135,7 @@ class ToolSession:
         ids = self._unwritten.pop(call, None)
         if not ids:
             return
-        with self._change(self.find()) as changed:
+        with changing(self.root, self.find()) as changed:
             here = sorted(message_id for message_id in ids if message_id in changed.offered)
             end_offer(self.root, changed, here, SHOWN_BY, ACT)
 
@@ -161,8 +150,9 @@ class ToolSession:
         self._unwritten.clear()
         if self._client_lives():
             self.act("the end of the connection")
-            if not self._own.again:
-                remove_session(self.root, self._own)
+            left = load_session(self.root, TOOLS, self._own.session_id)
+            if left is not None and not left.again:
+                remove_session(self.root, left)
         self._own = None
 
     def _client_lives(self) -> bool:
