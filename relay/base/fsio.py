@@ -267,13 +267,14 @@ def open_regular(
 ) -> tuple[int, os.stat_result]:
     """Open a regular file for reading: its descriptor, and its status before its mode was changed.
 
-    The mode becomes 600. Options: as ``read_regular``. Errors: UnsafePath for anything but a
-    regular file, HardLink for a file with several names, ForeignOwner for another user's file; none
-    of these is changed. FileNotFoundError.
+    The mode becomes 600. Options: as ``read_regular``. Errors: UnsafePath for no regular file,
+    HardLink for one with several names, ForeignOwner for another user's; FileNotFoundError.
     """
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
     except PermissionError as exc:
+        if not shared and restrict(name, FILE_MODE, dir_fd):  # its mode kept its owner out
+            return open_regular(name, dir_fd, narrow=narrow)
         _refuse_foreign(name, os.stat(name, dir_fd=dir_fd, follow_symlinks=False), exc)
         raise
     except OSError as exc:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import presence
-from relay.base import errors
+from relay.base import errors, fsio
 from relay.base.home import Home
 from relay.ledger.file import open_readonly
 from tests.procs import home_of, relay
@@ -98,6 +98,24 @@ def test_a_meta_json_that_cannot_be_read_is_not_written_again(home: Path) -> Non
     assert '"role": "lead"' in before
     assert "Permission denied" in as_somebody(register)
     assert meta.read_text() == before
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o277])
+def test_a_sent_file_whose_mode_keeps_its_owner_out_is_read(home: Path, mode: int) -> None:
+    """As of an odd umask: it would wait for ever, and nobody would be told."""
+    sent = home / "agents/alice/outbox/1706123456789012345-a1b2c3d4.msg"
+    sent.write_bytes(b"TO: bob\n\nhi")
+    os.chown(sent, SOMEBODY, SOMEBODY)
+    sent.chmod(mode)
+
+    def read() -> bytes:
+        with Home(str(home)) as opened, opened.dirs() as dirs:
+            outbox = dirs.get("agents", "alice", "outbox")
+            return fsio.read_regular(sent.name, outbox, 100, narrow=False)[0]
+
+    assert as_somebody(read) == str(b"TO: bob\n\nhi")
+    assert sent.stat().st_mode & 0o777 == 0o600
+    sent.unlink()
 
 
 def test_the_home_itself_has_a_name_among_what_is_of_another_user(home: Path) -> None:
