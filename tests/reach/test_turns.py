@@ -67,8 +67,8 @@ def test_what_agy_forgets_with_a_call_of_its_model_is_shown_again(root: Path, en
 @pytest.mark.slow
 def test_agy_goes_on_at_its_stop_and_prints_an_object_always(root: Path) -> None:
     with Harness("agy", install(root, "agy")) as cli:
-        cli.prompt("go", {"run": f"mv {_later(root)} {root}/agents/bob/inbox/1700-aa.msg"})
-        (seen,) = cli.saw("Message 1700-aa from alice")
+        cli.prompt("go", {"run": f"mv {_later(root)} {root}/agents/bob/inbox/1700000000-aa.msg"})
+        (seen,) = cli.saw("Message 1700000000-aa from alice")
         assert seen.through == "PreInvocation"
         (greeting,) = cli.saw("this session is the agent bob")
         assert greeting.through == "PreInvocation"
@@ -78,7 +78,7 @@ def test_agy_goes_on_at_its_stop_and_prints_an_object_always(root: Path) -> None
 
 
 def _later(root: Path) -> Path:
-    path = root / "agents/bob/inbox/.pending/1700-aa"
+    path = root / "agents/bob/inbox/.pending/1700000000-aa"
     path.write_text("FROM: alice\nTO: bob\n\nhello")
     return path
 
