@@ -7,6 +7,7 @@ relay are checked twice.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 
@@ -62,5 +63,7 @@ def _report_unreadable(
         yield from check(target)
     except OSError as exc:
         advice = f"check with `ls -ld`; user {os.geteuid()} must be able to read it"
+        if exc.errno == errno.EROFS:
+            advice = "it is checked once its file system can be written"
         found = f"not checked: {describe_error(exc)}"
         yield Finding("files", str(exc.filename), found, advice)

@@ -32,6 +32,8 @@ def read_only(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def test_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> None:
     running.stop()
+    relay("search", "x", home=home)
+    assert (home / "search.db").exists()
     try:
         if read_only(home, "true").returncode:
             pytest.skip("this machine lets nobody mount in a namespace of their own")
@@ -41,6 +43,7 @@ def test_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> Non
     assert done.returncode == 3, done.stdout + done.stderr
     said = f"limits: {home} is on a read-only file system: no messages are accepted"
     assert said in done.stdout
+    assert "must be able to read" not in done.stdout  # of the index
     found = read_only(home, sys.executable, "-m", "relay", "--home", str(home), "search", "x")
     assert "searched the store itself: no search index:" in found.stderr
     assert "Read-only file system" in found.stderr and "[Errno" not in found.stderr
