@@ -71,7 +71,7 @@ def descriptors_below(folder: Path) -> list[str]:
 close_watcher = InotifyWatcher.close
 InotifyWatcher.close = _close_later  # type: ignore[method-assign]
 
-HOMES: list[Home] = []  # of every box, to be closed after its test: who is killed closes nothing
+BOXES: list[Box] = []  # to be given back after their test: who is killed closes nothing
 
 
 class Box:
@@ -99,7 +99,7 @@ class Box:
         self._names = 0
         self.is_open = False
         self.home = Home.create(str(root), msgspec.json.encode(self.config))
-        HOMES.append(self.home)
+        BOXES.append(self)
         for agent in agents:
             self.home.make_agent(agent)
         self.open()
@@ -157,6 +157,12 @@ class Box:
         """End it cleanly if it has not ended yet, and give its home back."""
         if self.is_open:
             self.stop()
+        self.home.close()
+
+    def give_back(self) -> None:
+        """Close what it still has open, as the system does with a process that has ended."""
+        if "session" in vars(self):
+            self.session.close()
         self.home.close()
 
     def tick(self, times: int = 1) -> None:

@@ -23,7 +23,7 @@ from relay.commstore.store import CommStore
 from relay.journal.tier_plan import TierPolicy
 from relay.ledger.ledger import Ledger
 from tests import forks
-from tests.box import HOMES, Box, MakeBox
+from tests.box import BOXES, Box, MakeBox
 from tests.engine.support import NOW_S
 from tests.fakes import FakeClock
 from tests.journal import tiers_support
@@ -149,8 +149,8 @@ def no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def no_descriptor_is_left() -> Iterator[None]:
     """What a killed box held is given back, as the system does with a process."""
     yield
-    while HOMES:
-        HOMES.pop().close()
+    while BOXES:
+        BOXES.pop().give_back()
 
 
 @pytest.fixture(autouse=True)
