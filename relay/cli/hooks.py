@@ -31,6 +31,7 @@ from relay.reach.settings import Scope, chosen, hook_states
 from relay.reach.settings_file import Change
 from relay.reach.vendors import ASKED, REWAKE, REWAKE_TEXT, VENDORS, Vendor
 from relay.views.ids import resolve_id
+from relay.views.times import with_iso_times
 
 _vendors = click.argument("vendor", nargs=-1, type=click.Choice(list(VENDORS)))
 _scope = click.option(
@@ -138,7 +139,7 @@ def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_jso
     root = root_of(ctx, home)
     for state in hook_states(root, os.getcwd(), vendor):
         if as_json:
-            echo_json(state._asdict() | {"text": state.text})
+            echo_json(with_iso_times(state._asdict()) | {"text": state.text})
         else:
             click.echo(f"{state.vendor:<7} {state.scope:<8} {state.text}")
             if state.events or state.problem:

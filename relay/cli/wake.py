@@ -25,6 +25,7 @@ from relay.cli.common import (
 )
 from relay.views.names import agent_not_found
 from relay.views.sessions import last_rings
+from relay.views.times import with_iso_times
 
 if TYPE_CHECKING:
     from relay.reach.ringing import Bell, Memory
@@ -55,7 +56,7 @@ def status(ctx: click.Context, name: str, home: str | None, as_json: bool) -> No
     with open_home(ctx, home) as opened:
         facts = _status(opened, name)
     if as_json:
-        echo_json(facts)
+        echo_json(with_iso_times(facts))
         return
     session, now = facts["session"], time.time_ns()
     if session:

@@ -231,7 +231,8 @@ def test_the_status_has_rungs_and_rings(bob: Cli, inbox: Inbox) -> None:
     until(lambda: bob.memory and bob.memory.rings)
     facts: dict[str, Any] = json.loads(relay(bob, "wake", "status", "bob", "--json").stdout)
     assert facts["bell_pid"] == process.pid
-    assert facts["worked"]["rung"] == "claude-inbox"
+    assert facts["worked"] == {"rung": "claude-inbox", "at": facts["rings"][0]["at"]}
+    assert facts["worked"]["at"].endswith("Z")
     assert facts["rungs"]["claude-inbox"] == ""
     (ring,) = facts["rings"]
     assert (ring["rung"], ring["messages"], ring["result"]) == ("claude-inbox", 1, "rang: posted")
@@ -262,7 +263,7 @@ def test_doctor_names_a_wake_json_that_cannot_be_used(tmp_path: Path) -> None:
         path = bob.wake('{"argv": ["true"]}')
         bob.bell()
         found = {one.where: one.text for one in examine(home)}
-        assert not [where for where in found if "wake" in where or "sessions" in where]
+        assert not [where for where in found if where.startswith(("agents", "sessions"))]
         path.write_text('{"argv": "true"}')
         found = {one.where: one.text for one in examine(home)}
         text = found["agents/bob/wake.json"]
