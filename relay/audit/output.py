@@ -89,6 +89,7 @@ def out_folder(path: str) -> Iterator[OutFolder]:
 
     Errors: RelayError when it cannot be made, is of something else, or another run writes there.
     """
+    path = os.path.realpath(path)  # a folder that is a link cannot be synced
     _require_own(path)
     made = not os.path.exists(path)
     folder = OutFolder(path)
@@ -125,7 +126,7 @@ def _require_own(path: str) -> None:
 def write_page(path: str) -> str:
     """Make report.html again from a run's folder; return its path. Errors: RelayError."""
     report = read_summary(path)
-    name = os.path.join(path, REPORT)
+    name = os.path.join(os.path.realpath(path), REPORT)
     try:
         fsio.write_atomic(name, make_page(report, path))
     except OSError as exc:

@@ -48,12 +48,16 @@ def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
     disk the incomplete file is removed. ``keep``: the new name of the old file, in the same
     directory; at any instant one of the two names has a complete file. The directory is opened
     once and must not be a link, so a directory that replaces it later is not written to.
-    Errors: UnsafePath, OSError.
+    Errors: UnsafePath, also for a directory, device or pipe of that name; OSError.
     """
     folder, name = os.path.split(path)
     temp = name + ".tmp"
     dir_fd = open_dir(folder or ".")
     try:
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise UnsafePath(f"{path} is not a regular file")
         _write_temp(path, temp, data, dir_fd)
         if keep:
             fault("keep", keep)
@@ -80,16 +84,11 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
         _write_all(fd, data)
         sync_file(fd)
     except OSError:
-        _remove_incomplete(temp, dir_fd)
+        with contextlib.suppress(OSError):
+            os.unlink(temp, dir_fd=dir_fd)
         raise
     finally:
         os.close(fd)
-
-
-def _remove_incomplete(name: str, dir_fd: int) -> None:
-    """Remove a new file that could not be filled, as far as possible."""
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=dir_fd)
 
 
 def _keep(name: str, keep: str, dir_fd: int) -> None:
@@ -354,7 +353,8 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
             sync_file(fd)
             os.fsync(dir_fd)
     except OSError as exc:
-        _remove_incomplete(name, dir_fd)
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=dir_fd)
         exc.filename = name
         raise _placed(exc, dir_fd) from None
     finally:

@@ -457,7 +457,7 @@ def digest(
     lines = digest_lines(made)
     title = f"since {local_time(since_ns, now_ns)} ({elapsed(now_ns - since_ns)}), {opened.root}"
     if out is not None:
-        fsio.write_atomic(os.path.abspath(out), _page(title, lines))
+        fsio.write_atomic(os.path.realpath(out), _page(title, lines))
     if as_json:
         echo_json({"home": opened.root, **with_iso_times(msgspec.to_builtins(made))})
         return

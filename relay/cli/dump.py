@@ -304,7 +304,7 @@ def build(file: str, source: BinaryIO, no_compress: bool, force: bool) -> None:
             raise RelayError(f"{file} already exists", hint="--force replaces a valid .acomm")
         store_file.read(file, warn=_warn)
     store = jsonl.from_lines(line.decode("utf-8", "surrogateescape") for line in source)
-    store_file.write(file, store, compress=not no_compress)
+    store_file.write(os.path.realpath(file), store, compress=not no_compress)
     click.echo(
         f"{file}: {len(store.channels)} channels, {len(store.messages)} messages, "
         f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "

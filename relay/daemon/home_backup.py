@@ -92,10 +92,10 @@ def backup(
     the like, and a key outside of the home. Errors: RelayError when the name is taken, or the
     journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
     """
-    target = os.path.abspath(target)
+    target = os.path.realpath(target)
     if os.path.lexists(target):
         raise RelayError(f"{target} exists already", hint="name another directory")
-    if os.path.realpath(target).startswith(os.path.realpath(home.root) + os.sep):
+    if target.startswith(os.path.realpath(home.root) + os.sep):
         raise RelayError(f"{target} is in the home itself", hint="name a directory elsewhere")
     if target.endswith(UNFINISHED):
         raise RelayError(f"{UNFINISHED} is the end of a backup's name until it is complete")

@@ -39,7 +39,9 @@ def restore(source: str, root: str, *, force: bool = False) -> tuple[BackupManif
     AlreadyRunning; RelayError when the source is not a backup or a home exists; IntegrityError for
     a file that differs from the manifest; OSError. Nothing is changed then.
     """
-    source, root = os.path.abspath(source), os.path.abspath(root)
+    source = os.path.abspath(source)
+    above, name = os.path.split(os.path.abspath(root))
+    root = os.path.join(os.path.realpath(above), name)
     manifest = read_backup(source)
     real = os.path.realpath(source)
     if os.path.commonpath([real, os.path.realpath(root)]) == real:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from relay.base import fsio
 from relay.base.clock import Clock
 from relay.base.config import Config
-from relay.base.errors import LedgerBusy, LedgerError, VersionError
+from relay.base.errors import LedgerBusy, LedgerError, UnsafePath, VersionError
 from relay.base.home import LEDGER, Home, lock_home
 from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import file as ledger_file
@@ -45,17 +45,24 @@ def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
     """Copy the ledger to ``target``, complete, verified and durable; returns its content.
 
     The relay keeps running. Committed by the rename: an existing file stays until then.
-    Errors: LedgerError when the target exists and not ``force``, or the ledger is missing;
-    FormatError for a damaged one; OSError.
+    Errors: LedgerError when the target exists and not ``force``, or is a database with a WAL, or
+    the ledger is missing; UnsafePath for a target that is no file; FormatError for a damaged
+    ledger; OSError.
     """
     source = home.path(LEDGER)
     if not os.path.exists(source):
         raise LedgerError(f"there is no ledger at {source}", hint="run `relay init`")
-    if os.path.realpath(target) in {os.path.realpath(source) + s for s in ("", *SIDE_FILES)}:
+    target = os.path.realpath(target)
+    if target in {os.path.realpath(source) + s for s in ("", *SIDE_FILES)}:
         raise LedgerError(f"{target} is the ledger itself", hint="name another file")
     if os.path.lexists(target) and not force:
         raise LedgerError(f"{target} exists already", hint="name another file, or use --force")
-    folder = os.path.dirname(os.path.abspath(target))
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise UnsafePath(f"{target} is not a regular file")
+    if any(os.path.lexists(target + suffix) for suffix in SIDE_FILES):
+        text = f"{target} is a database in use, or one whose program was killed"
+        raise LedgerError(text, hint="name another file")
+    folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise LedgerError(
             f"directory {folder} does not exist", hint="create it, or name another file"

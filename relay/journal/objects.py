@@ -80,7 +80,7 @@ class DirectoryObjects:
     mount point of a disk that is not mounted."""
 
     def __init__(self, root: str) -> None:
-        self.url = os.path.abspath(root)
+        self.url = os.path.realpath(root)
 
     def head(self, key: str) -> ObjectFacts | None:
         """The size of the file, with ETag and metadata from the file beside it."""

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from relay.audit import jobs
-from relay.audit.output import out_folder
+from relay.audit.output import out_folder, write_page
 from relay.audit.summary import JobReport, Report
 from relay.base import fsio
 from relay.base.errors import RelayError
@@ -169,6 +169,15 @@ def test_a_folder_of_something_else_is_refused_and_left(tmp_path: Path) -> None:
         with pytest.raises(RelayError, match=f"{path} {what}"):
             publish(path, "new", agents=["agents"])
         assert sorted(path.rglob("*")) == before
+
+
+def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
+    """The report before was removed, then the run ended: the link could not be synced."""
+    (tmp_path / "monday").mkdir()
+    (tmp_path / "latest").symlink_to("monday")
+    publish(tmp_path / "latest", "new", traffic=["traffic"])
+    assert words(tmp_path / "monday") == {"traffic": "new"}
+    assert write_page(str(tmp_path / "latest")) == str(tmp_path / "monday/report.html")
 
 
 def test_a_run_that_failed_leaves_no_folder_that_it_made(tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, folder: int, tmp_
         fsio.open_dir("odd.msg/x", folder)
 
 
+@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a directory"])
+def test_what_is_no_regular_file_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    """A device, too: as root, /dev/null was replaced by a page."""
+    ODD[kind](tmp_path / "odd")
+    before = os.lstat(tmp_path / "odd").st_mode
+    with pytest.raises(UnsafePath, match=f"{tmp_path}/odd is not a regular file"):
+        fsio.write_atomic(str(tmp_path / "odd"), b"x")
+    assert os.lstat(tmp_path / "odd").st_mode == before
+    assert os.listdir(tmp_path) == ["odd"]
+
+
 def test_what_is_not_there(folder: int) -> None:
     with pytest.raises(FileNotFoundError):
         fsio.read_regular("f", folder, 100)

@@ -81,6 +81,17 @@ def test_build_does_not_replace_a_file_unless_forced(tmp_path: Path) -> None:
     assert store_file.read(str(path)) == small_store()
 
 
+def test_build_through_links(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    lines = "\n".join(jsonl.to_lines(small_store()))
+    assert run("build", tmp_path / "link/store.acomm", stdin=lines).exit_code == 0
+    (tmp_path / "latest").symlink_to("disk/store.acomm")
+    assert run("build", tmp_path / "latest", "--force", stdin=lines).exit_code == 0
+    assert (tmp_path / "latest").is_symlink()
+    assert store_file.read(str(tmp_path / "disk/store.acomm")) == small_store()
+
+
 @pytest.mark.parametrize("name", ["magic", "agentic-comm-v3"])
 def test_build_never_replaces_what_is_no_store(tmp_path: Path, name: str) -> None:
     path = tmp_path / "store.acomm"

@@ -345,6 +345,18 @@ def test_a_backup_has_a_new_name_outside_of_the_home(tmp_path: Path) -> None:
     box.close()
 
 
+def test_through_a_link_it_says_what_it_did(tmp_path: Path) -> None:
+    """It was done, and ended with "Not a directory"."""
+    box = a_home(tmp_path / "home")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    backup(box, tmp_path / "link/kept")
+    box.close()
+    for aside in ("", f"{tmp_path}/disk/new.before-restore"):
+        assert restore(str(tmp_path / "link/kept"), f"{tmp_path}/link/new", force=True)[1] == aside
+    assert whole(tmp_path / "disk/new") == whole(tmp_path / "disk/kept")
+
+
 def test_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path) -> None:
     """The first one would be complete by its word, and without the files that the other removed."""
     box = a_home(tmp_path / "home")

@@ -15,7 +15,14 @@ import pytest
 
 from agent_sdk import Agent
 from relay.base import fsio
-from relay.base.errors import AlreadyRunning, FormatError, LedgerBusy, LedgerError, VersionError
+from relay.base.errors import (
+    AlreadyRunning,
+    FormatError,
+    LedgerBusy,
+    LedgerError,
+    UnsafePath,
+    VersionError,
+)
 from relay.base.home import LEDGER, Home
 from relay.daemon import ledger_backup
 from relay.ledger import file as ledger_file
@@ -50,6 +57,29 @@ def test_a_file_that_is_there_stays_unless_forced(box: Box, tmp_path: Path) -> N
     assert target.read_bytes() == b"mine"
     ledger_backup.backup(box.home, str(target), force=True)
     ledger_file.verify(str(target))
+
+
+def test_through_a_link_the_file_that_it_names_is_replaced(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    ledger_backup.backup(box.home, str(tmp_path / "link/kept.db"))
+    (tmp_path / "latest.db").symlink_to("disk/kept.db")
+    ledger_backup.backup(box.home, str(tmp_path / "latest.db"), force=True)
+    assert (tmp_path / "latest.db").is_symlink()
+    ledger_file.verify(str(tmp_path / "disk/kept.db"))
+
+
+def test_neither_a_pipe_nor_a_database_in_use_is_replaced(box: Box, tmp_path: Path) -> None:
+    """SQLite would read the WAL of the one before into the copy."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnsafePath, match="pipe is not a regular file"):
+        ledger_backup.backup(box.home, str(tmp_path / "pipe"), force=True)
+    with contextlib.closing(sqlite3.connect(tmp_path / "others.db")) as others:
+        others.execute("PRAGMA journal_mode = WAL")
+        others.execute("CREATE TABLE kept (x)")
+        with pytest.raises(LedgerError, match="is a database in use"):
+            ledger_backup.backup(box.home, str(tmp_path / "others.db"), force=True)
+    assert sorted(os.listdir(tmp_path)) == ["home", "others.db", "pipe"]
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.db-wal"])

@@ -184,6 +184,15 @@ def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").exists()
 
 
+def test_a_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    (tmp_path / "file").write_bytes(b"x")
+    store = DirectoryObjects(str(tmp_path / "link"))
+    store.put("a/b", str(tmp_path / "file"), {})
+    assert (tmp_path / "disk/a/b").read_bytes() == b"x"
+
+
 def test_a_directory_that_may_not_be_written_waits_for_the_operator(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
     store = DirectoryObjects(str(tmp_path))

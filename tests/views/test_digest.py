@@ -212,8 +212,9 @@ def test_the_page_has_what_agents_wrote_as_text(
     evil = "<script>alert(1)</script>\x1b[2J"
     now = time.time_ns()
     insert(home, "messages", [message("1-a", now, status="failed", last_error=evil)])
-    out = tmp_path / "digest.html"
-    assert run(["audit", "digest", "--home", home.path, "--out", str(out)]) == 0
+    out, link = tmp_path / "digest.html", tmp_path / "latest.html"
+    link.symlink_to(out)
+    assert run(["audit", "digest", "--home", home.path, "--out", str(link)]) == 0
     page = out.read_text()
     assert "alice 1 (&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J)" in page
     assert "<script" not in page and "\x1b" not in page
