@@ -9,6 +9,7 @@
 It has an engine (``relay.engine.engine``), queues for its messages and, opened from a path, a file
 that it locks and writes. Not thread-safe: it has one owner. A timer thread flushes when the owner
 makes no further call; its snapshot is taken under the lock that each event is applied under.
+A fork of its process cannot change it: it opens the store itself, when the owner has closed it.
 """
 
 from __future__ import annotations
@@ -87,13 +88,14 @@ class CommStore:
     @classmethod
     def create(
         cls,
-        path: str,
+        path: str | os.PathLike[str],
         policy: FlushPolicy | None = None,
         clock: Clock | None = None,
         *,
         key: bytes | None = None,
     ) -> CommStore:
         """A new store at ``path``, written at once. Errors: RelayError when there is a file."""
+        path = os.fspath(path)
         for name in (path, path + store_file.PREVIOUS):
             if os.path.lexists(name):
                 raise RelayError(f"{name} exists already", hint="open it, or choose another path")
@@ -102,7 +104,7 @@ class CommStore:
     @classmethod
     def open(
         cls,
-        path: str,
+        path: str | os.PathLike[str],
         policy: FlushPolicy | None = None,
         clock: Clock | None = None,
         *,
@@ -123,7 +125,7 @@ class CommStore:
         written again, SealedStore for one encrypted with another key; each names the file, which
         is left unchanged.
         """
-        clock = clock or Clock()
+        clock, path = clock or Clock(), os.fspath(path)
         with contextlib.ExitStack() as held:
             held.enter_context(store_file.locked(path, clock.now_ns() // NS_PER_S))
             state = load_state(path, key, warn)

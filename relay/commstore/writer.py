@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -68,11 +69,13 @@ class FileWriter:
         self._flusher: Flusher | None = None
         self._is_gathering = False  # in ``single_flush``
         self._is_closed = False
+        self._pid = 0  # of the process that opened the file
         self._lock = threading.RLock()  # around each event, and around each flush
         self._alarm = Alarm(self._flush_when_due)
 
     def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
         """Write the events of ``store`` into the file at ``path`` from now on."""
+        self._pid = os.getpid()
         self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
 
     def apply(self, event: events.Event) -> None:
@@ -88,10 +91,16 @@ class FileWriter:
         if self._flusher is None:
             transitions.apply(self._state, event)
             return
+        self._refuse_fork()
         with self._lock:
             transitions.apply(self._state, event)
             if not self._is_gathering:
                 self._commit(self._policy_of(event) if self._state.settings else None)
+
+    def _refuse_fork(self) -> None:
+        """A fork has the lock, too: of two that write, one would lose what the other wrote."""
+        if self._flusher is not None and os.getpid() != self._pid:
+            raise StoreClosed(f"the store is process {self._pid}'s, from which this one was forked")
 
     def _commit(self, policy: FlushPolicy | None) -> None:
         """Flush if due, and set the alarm for the next flush."""
@@ -132,6 +141,7 @@ class FileWriter:
 
     def flush(self) -> None:
         """Write everything now. Errors: OSError, StoreCapacity; the file is then unchanged."""
+        self._refuse_fork()
         with self._lock:
             if self._flusher is not None:
                 self._flusher.flush()
@@ -153,9 +163,13 @@ class FileWriter:
         return _MANUAL if settings.flush == "manual" else _BATCH
 
     def close(self) -> None:
-        """Flush; later events are refused, as nothing would write them. Errors: as ``flush``."""
+        """Flush; later events are refused, as nothing would write them. Errors: as ``flush``.
+
+        In a fork nothing is written.
+        """
         try:
-            self.flush()
+            if os.getpid() == self._pid:
+                self.flush()
         finally:
             with self._lock:
                 self._is_closed = self._is_closed or self._flusher is not None

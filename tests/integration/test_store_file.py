@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.acomm import store_file
 from relay.base.errors import StoreClosed, StoreLocked
 from relay.commstore import ChannelType, CommStore, MessageType
 from tests.procs import environment, until
@@ -42,6 +44,23 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
     holder.stdin.close()
     holder.stdout.close()
     until(lambda: CommStore.open(path).close() is None)
+
+
+def test_a_fork_writes_nothing_into_the_file_that_it_has_locked_too(tmp_path: Path) -> None:
+    """What either of them wrote was lost by the flush of the other."""
+    path = tmp_path / "s.acomm"
+    with CommStore.open(path) as store:
+        channel = store.create_channel("both", ChannelType.GROUP, "parent")
+        if (pid := os.fork()) == 0:
+            with contextlib.suppress(StoreClosed):
+                store.join_channel(channel.id, "child")
+            store.close()
+            os._exit(len(store.get_channel(channel.id).participants))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        assert store_file.read(str(path)).channels == ()
+        store.join_channel(channel.id, "afterwards")
+    with CommStore.open(path) as store:
+        assert store.is_participant(channel.id, "afterwards")
 
 
 def test_a_store_that_was_closed_takes_nothing_that_would_be_lost(tmp_path: Path) -> None:
