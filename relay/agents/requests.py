@@ -120,8 +120,11 @@ def _read_spec(
     if isinstance(env, str):
         return env
     prompt = fields.get("PROMPT", "")
-    if not prompt and any("{prompt}" in word for word in template):
+    takes_prompt = any("{prompt}" in word for word in template)
+    if takes_prompt and not prompt:
         return f"PROMPT is missing: CLI {cli} requires it"
+    if prompt and not takes_prompt:
+        return f"PROMPT would be lost: spawn.clis.{cli} in config.json has no {{prompt}}"
     page = f"{guide(intent.name, '$AGENT_RELAY_DIR', cli)}\n# Your task\n\n"
     values = {"prompt": prompt, "name": intent.name, "cwd": cwd, "guide": page}
     argv = tuple(TOKEN.sub(lambda token: values[token[1]], word) for word in template)

@@ -35,7 +35,6 @@ DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, 
 # Errors that say nothing about the file: the process, or the machine, has no more of a resource.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-
 # Called with an operation and a name before each effect on a file: tests put kills and failures
 # here. A built-in that has no effect costs nothing on the way of a message.
 fault: Callable[[str, str], object] = operator.is_
@@ -227,9 +226,10 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
     """Make a directory of mode 700 unless it exists; an existing one gets that mode."""
     try:
         os.mkdir(name, DIR_MODE, dir_fd=dir_fd)
-    except FileExistsError:
+    except FileExistsError as exc:
         if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-            raise UnsafePath(f"{name} exists and is not a directory") from None
+            path = _placed(exc, dir_fd).filename
+            raise UnsafePath(f"{path} exists and is not a directory") from None
         restrict(name, DIR_MODE, dir_fd)
     except OSError as exc:
         raise _placed(exc, dir_fd) from None

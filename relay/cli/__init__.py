@@ -262,7 +262,8 @@ def _usage_error(exc: click.ClickException) -> tuple[str, str]:
         see = UNEXPECTED[ctx.command.name].format(extra[1])
     option, command = getattr(exc, "option_name", None), getattr(exc, "command_name", None)
     if isinstance(exc, click.NoSuchOption) and option:
-        known = [name for param in ctx.command.get_params(ctx) for name in param.opts]
+        options = [each for each in ctx.command.get_params(ctx) if isinstance(each, click.Option)]
+        known = [name for each in options for name in each.opts]
         return f"no such option '{option}'", did_you_mean(option, known) or see
     if command and isinstance(ctx.command, click.Group):
         known = ctx.command.list_commands(ctx)
@@ -287,10 +288,12 @@ def _in_user_words(exc: RelayError, ctx: click.Context | None) -> str:
     field, mark, rest = text.removeprefix("header ").partition(" ")
     if not (text.startswith("header ") or field.isupper() or field.endswith(":")):
         return text
-    command: click.Command | None = None if ctx is None else ctx.meta.get(COMMAND)
+    if (used := None if ctx is None else ctx.meta.get(COMMAND)) is None:
+        return text
     names = (field.rstrip(":").lower(), *FIELDS.get(field.rstrip(":"), ()))
-    for param in command.params if command is not None else ():
-        if param.name in names:
+    for param in used.command.params:
+        is_given = used.get_parameter_source(param.name) is not click.core.ParameterSource.DEFAULT
+        if param.name in names and is_given:  # else it is of `--header`
             is_option = isinstance(param, click.Option)
             name = max(param.opts, key=len) if is_option else param.human_readable_name
             return f"{name}{':' * field.endswith(':')}{mark}{rest}"
@@ -311,10 +314,20 @@ def _system_error(exc: OSError) -> tuple[str, str]:
     text = exc.strerror or str(exc)
     if exc.filename is not None:
         text = f"{exc.filename}: {text}"
+    elif exc.errno == errno.ENOENT and not _has_directory():
+        text = "the working directory does not exist any more"
     elif _is_output_stuck():
         _discard_output()
         return "; ".join((f"the output could not be written: {text}", *_notes_of(exc))), ""
     return "; ".join((text, *_notes_of(exc))), _hint_of(exc)
+
+
+def _has_directory() -> bool:
+    """False in a working directory that was removed, which Python's error does not name."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _notes_of(exc: BaseException) -> list[str]:

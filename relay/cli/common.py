@@ -24,7 +24,7 @@ from relay.base.discovery import (
     two_homes,
     with_home,
 )
-from relay.base.errors import RelayError
+from relay.base.errors import InvalidName, RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import META, Home, lock_home
 from relay.base.names import (
@@ -47,7 +47,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAMED_HOME = "relay.home"  # in a context's `meta`: the home that hints have to name
 USED_HOME = "relay.used"  # likewise: the home of the command
 READERS = ("inbox", "unread", "top", "guide")  # commands that show the inbox, or text to be copied
-COMMAND = "relay.command"  # likewise: the command that works on the home
+COMMAND = "relay.command"  # likewise: the context of the command that works on the home
 ADVICE_S = 60  # between two lines about unread messages
 TEMP = "tmp"  # of the home: nothing is written there
 SCANNED = 300  # newest messages in which completion looks for channels and threads
@@ -106,6 +106,13 @@ def _recently_named(ctx: click.Context, what: str, incomplete: str) -> list[str]
     return sorted(name for name in found if name.startswith(incomplete))
 
 
+def _check_own_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    """Name the variable that has a wrong name. Errors: InvalidName."""
+    if name == os.environ.get(NAME_VARIABLE) and not is_agent_name(name):
+        raise InvalidName(f"${NAME_VARIABLE}: {name!r} is not a valid name")
+    return name
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines for programs.")
 as_option = click.option(
     "--as",
@@ -113,6 +120,7 @@ as_option = click.option(
     metavar="NAME",
     shell_complete=complete_agents,
     default=lambda: os.environ.get(NAME_VARIABLE, OPERATOR),
+    callback=_check_own_name,
     help=f"Act as this agent [${NAME_VARIABLE}, {OPERATOR}].",
 )
 attach_option = click.option(
@@ -184,7 +192,7 @@ def root_of(ctx: click.Context, home: str | None) -> str:
     home that was found and is refused.
     """
     given = given_home(ctx, home)
-    ctx.meta[COMMAND] = ctx.command
+    ctx.meta[COMMAND] = ctx
     root = default_root(given)
     found, pinned = search(), os.environ.get(HOME_VARIABLE) or root
     usual = found.root if found else default_home()

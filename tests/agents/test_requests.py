@@ -72,6 +72,13 @@ def test_the_presets_are_given_the_prompt_as_one_word(cwd: Path, cli: str) -> No
     assert argv[:-1] == SpawnSettings().clis[cli][:-1]
 
 
+def test_a_prompt_that_would_reach_nobody_is_refused(cwd: Path) -> None:
+    settings = SpawnSettings(clis={"x": ("run", "{name}")})
+    assert spec_of(f"KIND: spawn\nNAME: w\nCLI: x\nCWD: {cwd}\n", settings).argv == ("run", "w")
+    said = ask(f"KIND: spawn\nNAME: w\nCLI: x\nCWD: {cwd}\n\ngo", settings)
+    assert said == "PROMPT would be lost: spawn.clis.x in config.json has no {prompt}"
+
+
 def test_tokens_are_replaced_inside_words_and_nothing_else_is(cwd: Path) -> None:
     settings = SpawnSettings(
         clis={"x": ("run", "--as={name}", "{cwd}/bin:{prompt}", "{other}", "$HOME")}

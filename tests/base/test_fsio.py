@@ -205,6 +205,8 @@ def test_an_error_names_the_whole_path(folder: int, tmp_path: Path) -> None:
         with pytest.raises(OSError) as caught:
             call()
         assert caught.value.filename == str(tmp_path / name)
+    with pytest.raises(UnsafePath, match=f"{tmp_path}/f exists and is not a directory"):
+        fsio.ensure_dir("f", folder)
 
 
 def test_a_full_disk_is_not_filled_with_the_piece(folder: int, tmp_path: Path) -> None:

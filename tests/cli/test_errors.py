@@ -54,6 +54,8 @@ $ relay help sned
 relay: no such command 'sned'; did you mean send?
 $ relay help send x
 relay: `relay send` has no subcommands; see `relay send --help`
+$ relay send --to bob
+relay: no such option '--to'; see `relay send --help`
 $ relay send --kin x
 relay: no such option '--kin'; did you mean --kind?
 $ relay send --frob
@@ -207,6 +209,25 @@ def test_a_ledger_of_an_earlier_version_waits_for_the_next_start(
     assert f"the next `relay --home {home} up` upgrades it" in line
 
 
+@pytest.mark.parametrize("name", ["", "a b"])
+def test_a_wrong_name_in_the_environment_is_told_with_its_variable(
+    name: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_RELAY_NAME", name)
+    assert run(["--home", str(home), "inbox"]) == EXIT_USAGE
+    assert said(capsys).startswith(f"relay: $AGENT_RELAY_NAME: {name!r} is not a valid name; ")
+
+
+def test_a_working_directory_that_was_removed_is_named(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run(["--home", str(home), "backup", "x"]) == EXIT_FAILED
+    assert said(capsys) == "relay: the working directory does not exist any more"
+
+
 def test_a_bell_for_nobody_is_told_like_everywhere(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +247,10 @@ def test_a_bell_for_nobody_is_told_like_everywhere(
         (["send", "bob", "hi", "--kind", "comand"], "relay: --kind: 'comand' is not one of "),
         (["send", "bob", "hi", "--re", "x"], "relay: --re: 'x' is not a message id"),
         (["send", "bob", "hi", "--thread="], "relay: --thread: '' is not 1-128 of "),
+        (
+            ["send", "bob", "hi", "-HPRIORITY: 9"],
+            "relay: header PRIORITY: '9' is not 0 (critical) ",
+        ),
     ],
 )
 def test_values_of_a_command_line_have_no_line_number(
