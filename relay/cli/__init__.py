@@ -114,7 +114,8 @@ SECTIONS = {
 # options and arguments that are not called like the header or field that they become
 FIELDS = {
     "WORKING_DIR": ("cwd",),
-    "content_pattern": ("pattern", "match", "regex"),
+    "FILTER": ("wanted",),
+    "content_pattern": ("wanted", "match", "regex", "pattern"),
     "topic_pattern": ("pattern", "topic"),
 }
 # command -> the hint for a word too many
@@ -291,9 +292,11 @@ def _in_user_words(exc: RelayError, ctx: click.Context | None) -> str:
     if (used := None if ctx is None else ctx.meta.get(COMMAND)) is None:
         return text
     names = (field.rstrip(":").lower(), *FIELDS.get(field.rstrip(":"), ()))
-    for param in used.command.params:
-        is_given = used.get_parameter_source(param.name) is not click.core.ParameterSource.DEFAULT
-        if param.name in names and is_given:  # else it is of `--header`
+    default = click.core.ParameterSource.DEFAULT  # the field is then of `--header`
+    params = {param.name: param for param in used.command.params}
+    for found in names:
+        if found in params and used.get_parameter_source(found) is not default:
+            param = params[found]
             is_option = isinstance(param, click.Option)
             name = max(param.opts, key=len) if is_option else param.human_readable_name
             return f"{name}{':' * field.endswith(':')}{mark}{rest}"

@@ -114,6 +114,8 @@ def test_a_subscription_with_a_filter(home: Path) -> None:
     assert one["filter"] == "sender=alice"
     shown_to_people = relay("channel", "show", "alerts", home=home).stdout.split()
     assert "subscription bob # where sender=alice" in " ".join(shown_to_people)
+    said = refused(home, "subscribe", "ci", "build.#", "--filter", "match=(")
+    assert said.startswith("--filter: '(' is not a valid RE2 pattern: ")
     words = ("--filter", "loud")
     assert "got 'loud'" in refused(home, "subscribe", "alerts", "#", *words)
 
