@@ -137,7 +137,7 @@ def register(home: Home, agent: str, now_ns: int) -> None:
             fsio.rename(META, folder, META + ".bad", folder)
             meta = {}
         meta.pop(NO_LEAVING, None)
-        meta |= {"pid": os.getpid(), "pid_start_ticks": start_ticks(), "started_at": now_ns}
+        meta |= _this_process() | {"started_at": now_ns}
         _replace(meta, dirs, agent)
 
 
@@ -149,10 +149,17 @@ def unregister(home: Home, agent: str) -> None:
     suppressed = contextlib.suppress(OSError, RelayError)
     with suppressed, home.changing_meta(agent), home.dirs() as dirs:
         meta = _meta_of(home, agent) or {}
-        mine = {"pid": os.getpid(), "pid_start_ticks": start_ticks()}
+        mine = _this_process()
         if mine.items() <= meta.items():
             left = {name: value for name, value in meta.items() if name not in mine}
             _replace(left, dirs, agent)
+
+
+def _this_process() -> dict[str, object]:
+    from relay.base import process_info
+
+    pid = os.getpid()
+    return {"pid": pid, "pid_start_ticks": process_info.started_at(pid)}
 
 
 def _meta_of(home: Home, agent: str) -> dict[str, Any] | None:
@@ -175,17 +182,6 @@ def _replace(meta: dict[str, object], dirs: Dirs, agent: str) -> None:
     temp = f"{META}.{os.urandom(4).hex()}.tmp"  # left there by a kill it is removed like any orphan
     install(json.dumps(meta, indent=2).encode() + b"\n", temp, pending, META, folder)
     fsio.sync_file(folder)
-
-
-def start_ticks() -> int | None:
-    """Return this process's start time in clock ticks after boot; None without /proc."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
-    # The command's name is in parentheses and may contain anything; field 3 follows the last ")".
-    return int(stat[stat.rindex(b")") + 2 :].split()[22 - 3])
 
 
 def max_body_bytes(home: Home) -> int:

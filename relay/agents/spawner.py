@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from relay.agents.requests import Spec
+from relay.base import process_info
 from relay.base.clock import boot_id
 from relay.base.discovery import HOME_VARIABLE, SPAWN_VARIABLE
 from relay.base.names import NAME_VARIABLE, shown
@@ -225,18 +226,12 @@ class SystemSpawner:
         twice.
         """
         try:
-            with open(f"/proc/{number}/stat", "rb") as file:
-                stat = file.read()
-            # The command name is in brackets and may contain anything: field 3 follows it.
-            ticks = stat[stat.rindex(b")") + 2 :].split()[22 - 3].decode()
-        except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
-            if os.path.exists("/proc/self/stat"):
-                return None
-            try:
-                ticks = str(psutil.Process(number).create_time())
-            except psutil.Error:
-                return None
-        return f"{self._boot} {ticks}"
+            _, _, start = process_info.program_of(number)
+            if start is None:  # there is no /proc
+                start = psutil.Process(number).create_time()
+        except (ProcessLookupError, psutil.Error):
+            return None
+        return f"{self._boot} {start}"
 
 
 def describe_exit(code: int | None) -> str:
