@@ -38,7 +38,7 @@ def create_key(path: str) -> bytes:
     Errors: KeyFileError when ``path`` exists; OSError.
     """
     key = os.urandom(KEY_BYTES)
-    fresh = f"{path}.{os.getpid()}"
+    fresh = f"{path}.{os.getpid()}.tmp"  # by that ending `relay doctor` finds what a kill leaves
     fsio.write_atomic(fresh, key)
     try:
         os.link(fresh, path)

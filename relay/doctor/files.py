@@ -32,7 +32,7 @@ from relay.reach.vendors import VENDORS
 MAX_ENTRIES = 50_000  # takes half a second
 STAGED_S = 30  # a delivery in progress takes milliseconds
 TEMP_AGE_S = 3600  # backing up or packing a large home takes minutes
-TEMPS = ("", "store", "archive", "tmp")  # folders with temporary files of the relay
+TEMPS = ("", "store", "archive", "tmp", "sessions")  # folders with temporary files
 UNTOUCHED = ("outbox",)  # written by agents; modes are restricted on reading
 
 
@@ -198,11 +198,11 @@ def _removals(paths: list[str]) -> list[Repair]:
 
 
 def _temps(target: Target) -> Iterator[Finding]:
-    """Check for temporary files of copies, checkpoints and packs that a crash left."""
+    """Check for temporary files of copies, checkpoints, packs, hooks and keys that a crash left."""
     if target.is_running:
         return
     left: list[str] = []
-    for folder in TEMPS:
+    for folder in (*TEMPS, *[f"agents/{name}" for name in target.home.agent_names()]):
         for name in _older(target.home.path(folder), TEMP_AGE_S):
             if name.endswith((".tmp", ".tmp-journal", ".tmp-wal")) or folder == "tmp":
                 left.append(f"{folder}/{name}" if folder else name)

@@ -17,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from agent_sdk import Agent
-from relay.base import archive_pack, fsio
+from relay.base import archive_pack, crypto, fsio
 from relay.base.config import Config, DiskSettings
 from relay.base.home import LEDGER
 from relay.cli import cli
 from relay.doctor import Finding, Severity, Target, examine, files, repair, system
 from tests.box import Box
+from tests.disk import killed_at
 from tests.integration.test_wal import reader
 from tests.procs import meanwhile, relay, until
 
@@ -146,6 +147,21 @@ def test_what_a_crash_left_over_is_removed_once_it_is_old(box: Box) -> None:
         os.utime(box.path(name), (0, 0))
     assert "left over by a crash: ledger.db.v1.bak.tmp" in str(one(box))
     assert sorted(mend(box)) == sorted(f"remove {name}" for name in names)
+    assert found(box) == []
+
+
+def test_what_a_killed_hook_or_key_make_left_is_named_and_removed(box: Box) -> None:
+    alice = box.path("agents/alice")
+    there = set(os.listdir(alice))
+    for operation in ("write", "rename", "sync"):
+        killed_at(1, lambda: crypto.create_key(str(alice / "key")), operation)
+    left = [f"agents/alice/{name}" for name in set(os.listdir(alice)) - there]
+    left.append("sessions/claude-1.json.4711.tmp")
+    box.path(left[-1]).write_bytes(b"half")
+    assert len(left) == 4 and found(box) == []
+    for name in left:
+        os.utime(box.path(name), (0, 0))
+    assert sorted(mend(box)) == sorted(f"remove {name}" for name in left)
     assert found(box) == []
 
 
