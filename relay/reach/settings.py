@@ -91,7 +91,7 @@ class Scope:
         bare = file.text()
         with contextlib.suppress(SettingsError):  # a copy that is not one
             copy = text_of(os.path.realpath(path) + BACKUP)
-            if copy and file.says(copy):
+            if copy is not None and file.says(copy):
                 bare = copy
         return Change(path, text, bare, False)
 

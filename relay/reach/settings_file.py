@@ -3,8 +3,8 @@
 Entries of others, their order and unknown keys stay. A file that cannot be understood is left
 alone. It is replaced by rename, and only if it still is what the change was made from; where it is
 a symbolic link, the file that it names is. The file as it was before the first installation is kept
-beside it, with the ending ``.before-relay``, until a removal puts it back. An empty one of these
-says that there was no file, in a directory that was empty, too.
+beside it, with the ending ``.before-relay``, until a removal puts it back. Where there was no file,
+in a directory that was empty, too, ``NO_FILE`` is there instead, which is no settings.
 
 A hook must not decide anything for the agent CLI by the way in which it fails: exit 2 would refuse
 a prompt, or wake a session, and is also what a program says that does not know an option. So the
@@ -30,6 +30,7 @@ from relay.reach.bell import WOKEN
 from relay.reach.vendors import ASKED, FOR_TOOL, REWAKE, REWAKE_TIMEOUT_S, TIMEOUT_S, Vendor
 
 BACKUP = ".before-relay"
+NO_FILE = "there was no file here before `relay hooks install`\n"
 MAX_BYTES = 16 << 20
 SERVER = "agent-relay"  # the name of the MCP server
 ENDS_WELL = " || exit 0"
@@ -141,7 +142,7 @@ class JsonFile:
     def add_server(self, words: list[str]) -> None:
         """Put our MCP server in, in the place of the one that is there."""
         servers = _object(self._settings, "mcpServers", self.path)
-        if servers.get(SERVER) and not self._is_served():
+        if servers.get(SERVER, {}) != {} and not self._is_served():
             raise SettingsError(
                 f"{self.path} has an MCP server {SERVER} already; it was left as it is",
                 hint="remove that server, or install without --mcp",
@@ -355,7 +356,7 @@ def write(change: Change) -> None:
             )
         mode = 0o600 if change.before is None else stat.S_IMODE(os.stat(path).st_mode)
         if (change.keeps and change.before is not None) or (change.before is None and is_empty):
-            _replace(path + BACKUP, change.before or "", mode)
+            _replace(path + BACKUP, NO_FILE if change.before is None else change.before, mode)
         if change.after is not None:
             _replace(path, change.after, mode)
         else:

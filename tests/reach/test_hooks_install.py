@@ -64,7 +64,7 @@ def test_what_was_changed_meanwhile_stays(project: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("text", [None, "{}\n"])
+@pytest.mark.parametrize("text", [None, "{}\n", ""])
 def test_nothing_is_left_of_what_was_not_there(project: Path, text: str | None) -> None:
     if text is not None:
         theirs(project, text)
@@ -273,9 +273,16 @@ def test_tables_that_codex_put_before_the_last_comment_stay(project: Path) -> No
     assert config.read_text() == f'model = "o5"\n{trusted}'
 
 
-def test_an_mcp_server_that_was_added_by_hand_stays(project: Path) -> None:
-    """`claude mcp add agent-relay --env AGENT_RELAY_NAME=alice -- relay mcp` of the documents."""
-    server = {"command": "relay", "args": ["mcp"], "env": {"AGENT_RELAY_NAME": "alice"}}
+@pytest.mark.parametrize(
+    "server",
+    [
+        # `claude mcp add agent-relay --env AGENT_RELAY_NAME=alice -- relay mcp` of the documents
+        {"command": "relay", "args": ["mcp"], "env": {"AGENT_RELAY_NAME": "alice"}},
+        None,
+        [],
+    ],
+)
+def test_an_mcp_server_that_was_added_by_hand_stays(project: Path, server: object) -> None:
     text = json.dumps({"mcpServers": {"agent-relay": server}})
     path = theirs(project, text, ".mcp.json")
     done = relay("install", "claude", "--mcp")
