@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME] [--ask S]"
 DEADLINE_S = 5.0
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
-MOST_PARSED = 1 << 20  # bytes of it at once: no signal interrupts the parser
+MOST_PARSED = 1 << 20  # bytes of it that may hold anything: no signal interrupts the parser
+MOST_VALUES = 4_000_000  # in larger parts: so many are parsed in 1.2 s
 # Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
@@ -176,7 +177,7 @@ def _parsed(data: bytes, size: int) -> dict[str, object]:
     try:
         facts = json.loads(data) if size <= MOST_PARSED else _facts_in(data)
     except (ValueError, RecursionError) as exc:
-        raise BadCall(f"stdin is not valid JSON: {exc}") from exc
+        raise BadCall(f"stdin cannot be parsed as JSON: {exc}") from exc
     if not isinstance(facts, dict):
         raise BadCall(f"stdin is not a JSON object but {type(facts).__name__}")
     return facts
@@ -188,14 +189,22 @@ def _facts_in(data: bytes) -> object:
 
     try:
         facts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:  # also for half of a surrogate pair
-        return json.loads(data)
+    except msgspec.DecodeError:  # also for half of a surrogate pair, and for NaN
+        return _large(data)
     parts = {name: bytes(value) for name, value in facts.items()}
     return {
-        name: json.loads(part)
+        name: _large(part)
         for name, part in parts.items()
         if name in ("tool_input", "prompt") or len(part) <= MOST_PARSED
     }
+
+
+def _large(data: bytes) -> object:
+    """Parse JSON of any size, unless it may take too long. Errors: ValueError."""
+    values = sum(map(data.count, (b"[", b"{", b",")))  # those in texts, too
+    if values > MOST_VALUES:
+        raise ValueError(f"it may have {values} values, at most {MOST_VALUES}")
+    return json.loads(data)
 
 
 def _read_stdin() -> tuple[bytes, int]:
@@ -402,8 +411,12 @@ def _report_state(root: str, session: Session, state: str) -> None:
 
 def unshown_ids(root: str, session: Session) -> list[str]:
     """The ids of the messages in the agent's inbox that the session was not shown."""
+    try:
+        ids = inbox_ids(root, session.agent)
+    except FileNotFoundError:  # what else is wrong with it is logged
+        return []
     known = {*session.offered, *session.listed}
-    return [message_id for message_id in inbox_ids(root, session.agent) if message_id not in known]
+    return [message_id for message_id in ids if message_id not in known]
 
 
 def _is_doorbell(call: Call) -> bool:

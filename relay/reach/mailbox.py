@@ -39,11 +39,8 @@ def inbox_file(root: str, agent: str, message_id: str, *, is_read: bool = False)
 
 
 def inbox_ids(root: str, agent: str) -> list[str]:
-    """The ids of the messages in an agent's inbox. Empty without one."""
-    try:
-        names = os.listdir(inbox_dir(root, agent))
-    except OSError:
-        return []
+    """The ids of the messages in an agent's inbox. Errors: OSError."""
+    names = os.listdir(inbox_dir(root, agent))
     return [name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX) and name[0] != "."]
 
 

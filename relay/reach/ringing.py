@@ -124,8 +124,11 @@ class Inbox:
         self._known: dict[str, bool | None] = {}
 
     def messages(self) -> dict[str, bool]:
-        """Message id -> is it urgent. Empty without an inbox."""
-        ids = inbox_ids(*self._place)
+        """Message id -> is it urgent. Empty without an inbox that can be read."""
+        try:
+            ids = inbox_ids(*self._place)
+        except OSError:
+            return {}
         self._known = {o: self._known[o] if o in self._known else self._look(o) for o in ids}
         return {
             message_id: is_urgent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -262,6 +263,18 @@ def test_events_of_the_future_and_wrong_words_are_left_alone(root: Path, claude:
     assert len((root / "logs/hooks.log").read_text().splitlines()) == 5
 
 
+def test_an_inbox_that_cannot_be_read_is_one_line_in_the_log(root: Path, claude: Cli) -> None:
+    """Else a session that is shown nothing looks like one for which nothing has come."""
+    inbox = root / "agents/bob/inbox"
+    shutil.rmtree(inbox)
+    assert claude.hook("PostToolUse") == ""
+    assert not (root / "logs/hooks.log").exists()
+    inbox.write_text("no folder")
+    assert claude.hook("PostToolUse") == ""
+    (line,) = (root / "logs/hooks.log").read_text().splitlines()
+    assert str(inbox) in json.loads(line)["text"]
+
+
 def test_huge_stdin_is_read_to_its_end(root: Path, claude: Cli) -> None:
     put(root, "bob", HELLO, ID)
     assert f"Message {ID}" in claude.hook("PostToolUse", tool_response="x" * (20 << 20))
@@ -278,6 +291,18 @@ def test_what_a_tool_answered_is_passed_over(claude: Cli, field: str) -> None:
     argv = [*RELAY, "hook", "claude", "PostToolUse", "--home", str(claude.root)]
     code, text, _ = claude.run(argv, f'{{{facts}, "{field}": {nested}}}')
     assert code == 0 and f"Message {ID}" in text
+
+
+@pytest.mark.parametrize("start", ['"tool_response": NaN', '"tool_input": {}, "a": "\\ud800"'])
+def test_millions_of_values_that_cannot_be_passed_over_are_refused(claude: Cli, start: str) -> None:
+    """What is not strict JSON is parsed as a whole; what comes next finds the message there."""
+    put(claude.root, "bob", HELLO, ID)
+    nested = "[" + "[]," * (hook.MOST_VALUES // 2) + "1]"
+    argv = [*RELAY, "hook", "claude", "PostToolUse", "--home", str(claude.root)]
+    code, text, _ = claude.run(argv, f'{{"session_id": "s-1", {start}, "more": {nested}}}')
+    assert code == 0 and text == ""
+    assert "values, at most" in (claude.root / "logs/hooks.log").read_text()
+    assert f"Message {ID}" in claude.hook("PostToolUse", tool_name="Bash")
 
 
 def test_a_file_that_is_written_is_known_however_large(root: Path, claude: Cli) -> None:

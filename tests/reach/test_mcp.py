@@ -184,6 +184,14 @@ async def test_search_finds_what_was_sent(served: Path) -> None:
         assert found.endswith(": the *build* is green")
 
 
+async def test_a_mailbox_that_is_gone_is_not_an_empty_one(bobs_home: Path) -> None:
+    inbox = bobs_home / "agents/bob/inbox"
+    async with Client(server_of(bobs_home).server) as client:
+        assert (await call(client, "inbox")).startswith("no messages")
+        inbox.rename(inbox.with_name("moved"))
+        assert await refusal(client, "inbox") == f"No such file or directory: {inbox}"
+
+
 async def test_without_a_relay_messages_wait_in_the_outbox(bobs_home: Path) -> None:
     async with Client(server_of(bobs_home).server) as client:
         text = await call(client, "send", to="alice", body="later")
