@@ -109,7 +109,7 @@ class FolderLake:
     """A lake in a folder, readable by its owner alone. Errors of all calls: RelayError, OSError."""
 
     def __init__(self, url: str) -> None:
-        self.url = os.path.realpath(url)
+        self.url = os.path.realpath(url) if os.path.exists(url) else os.path.abspath(url)
 
     def read(self, path: str) -> bytes | None:
         """Read a file; None without it."""

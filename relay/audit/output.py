@@ -89,9 +89,9 @@ def out_folder(path: str) -> Iterator[OutFolder]:
 
     Errors: RelayError when it cannot be made, is of something else, or another run writes there.
     """
-    path = os.path.realpath(path)  # a folder that is a link cannot be synced
-    _require_own(path)
     made = not os.path.exists(path)
+    path = path if made else os.path.realpath(path)  # a folder that is a link cannot be synced
+    _require_own(path)
     folder = OutFolder(path)
     with contextlib.ExitStack() as held:
         try:

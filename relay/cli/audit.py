@@ -32,6 +32,7 @@ from relay.cli.common import (
     command,
     duration,
     echo_json,
+    not_empty,
     open_home,
     root_of,
     sanitize,
@@ -89,14 +90,6 @@ Examples:
   relay audit watch --json | jq .totals.accepted"""
 
 
-def _not_empty(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse the value of an unset variable."""
-    if value == "":
-        text = "it is empty: expected the name of a directory"
-        raise click.BadParameter(text, ctx, parameter)
-    return value
-
-
 @click.group(epilog="\b\nExamples:\n  relay audit list\n  relay audit run")
 def audit() -> None:
     """Account for every message, on Spark.
@@ -128,7 +121,12 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 
 @command(of=audit, json=False, epilog=RUN_EXAMPLES)
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
-@click.option("--out", metavar="DIR", help="Write tables, summary.json and report.html here.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    callback=not_empty,
+    help="Write tables, summary.json and report.html here.",
+)
 @click.option("--master", metavar="URL", help="Spark master; local[*] by default.")
 @click.option(
     "--grace",
@@ -163,7 +161,7 @@ def list_jobs(context: click.Context, home: str | None) -> None:
 @click.option(
     "--lake",
     metavar="DIR|s3://…",
-    callback=_not_empty,
+    callback=not_empty,
     help="Keep what is read in this lake: the next run reads what is new, and some of the old.",
 )
 @click.option(
@@ -220,7 +218,7 @@ def run(
     "url",
     metavar="DIR|s3://…",
     required=True,
-    callback=_not_empty,
+    callback=not_empty,
     help="The lake's folder.",
 )
 @click.option("--homes", metavar="FILE|GLOB", help="Several homes: a file with one a line, a glob.")
@@ -302,10 +300,10 @@ def _never_exit_3() -> Iterator[None]:
 @click.option(
     "--checkpoint",
     metavar="DIR",
-    callback=_not_empty,
+    callback=not_empty,
     help="Folder for the position in the journal.",
 )
-@click.option("--out", metavar="DIR", callback=_not_empty, help="Write the events as Parquet here.")
+@click.option("--out", metavar="DIR", callback=not_empty, help="Write the events as Parquet here.")
 @click.option("--once", is_flag=True, help="Exit when all present events were read.")
 @click.option(
     "--interval",
@@ -438,7 +436,12 @@ Examples:
     show_default=True,
     help="10m ago, 14:05, '2026-11-20 18:30', or yesterday: from its beginning.",
 )
-@click.option("--out", metavar="FILE", help="Write a page for a browser here, e.g. digest.html.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    callback=not_empty,
+    help="Write a page for a browser here, e.g. digest.html.",
+)
 @wide_option
 def digest(
     ctx: click.Context, home: str | None, since_ns: int, out: str | None, wide: bool, as_json: bool

@@ -106,6 +106,13 @@ def _recently_named(ctx: click.Context, what: str, incomplete: str) -> list[str]
     return sorted(name for name in found if name.startswith(incomplete))
 
 
+def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse the path of an unset variable. Errors: BadParameter."""
+    if value == "":
+        raise click.BadParameter("it is empty: expected a path", ctx, param)
+    return value
+
+
 def _check_own_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """Name the variable that has a wrong name. Errors: InvalidName."""
     if name == os.environ.get(NAME_VARIABLE) and not is_agent_name(name):

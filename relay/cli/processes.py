@@ -22,6 +22,7 @@ from relay.cli.common import (
     ago,
     command,
     complete_agents,
+    not_empty,
     open_home,
     print_rows,
     root_of,
@@ -48,7 +49,9 @@ Examples:
 @click.argument("name")
 @click.option("--cli", "program", required=True, help="One of spawn.clis in config.json.")
 @click.option("--prompt", default="", help="Initial prompt; - reads standard input.")
-@click.option("--cwd", metavar="DIR", help="Working directory [the current one].")
+@click.option(
+    "--cwd", metavar="DIR", callback=not_empty, help="Working directory [the current one]."
+)
 @click.option(
     "--env", multiple=True, metavar="KEY=VALUE", help="Set an environment variable; repeatable."
 )

@@ -149,7 +149,7 @@ def write_unit(unit: Service) -> bool:
     os.makedirs(os.path.dirname(unit.path), exist_ok=True)
     if os.path.islink(unit.path):
         raise NoService(f"{unit.path} is a link", hint="remove it, or repair its target")
-    with contextlib.suppress(FileNotFoundError), open(unit.path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), open(fsio.open_read(unit.path), "rb") as file:
         if file.read() == unit.text:
             return False
     fsio.write_atomic(unit.path, unit.text)

@@ -11,7 +11,7 @@ import click
 
 from relay.base.errors import RelayError
 from relay.base.home import Home
-from relay.cli.common import command, root_of
+from relay.cli.common import command, not_empty, root_of
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
 
@@ -30,7 +30,12 @@ Examples:
     metavar="N",
     help="The port [any that is free]; with --uds: that of the browser.",
 )
-@click.option("--uds", metavar="PATH", help="Listen on a Unix socket instead, for `ssh -L`.")
+@click.option(
+    "--uds",
+    metavar="PATH",
+    callback=not_empty,
+    help="Listen on a Unix socket instead, for `ssh -L`.",
+)
 def web(ctx: click.Context, home: str | None, port: int | None, uds: str | None) -> None:
     """Serve the page of this home to a browser on this machine, until ^C.
 

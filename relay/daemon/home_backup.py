@@ -92,7 +92,8 @@ def backup(
     the like, and a key outside of the home. Errors: RelayError when the name is taken, or the
     journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
     """
-    target = os.path.realpath(target)
+    above, name = os.path.split(os.path.abspath(target))
+    target = os.path.join(os.path.realpath(above), name)
     if os.path.lexists(target):
         raise RelayError(f"{target} exists already", hint="name another directory")
     if target.startswith(os.path.realpath(home.root) + os.sep):

@@ -52,11 +52,11 @@ def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
     source = home.path(LEDGER)
     if not os.path.exists(source):
         raise LedgerError(f"there is no ledger at {source}", hint="run `relay init`")
+    if os.path.lexists(target) and not force:
+        raise LedgerError(f"{target} exists already", hint="name another file, or use --force")
     target = os.path.realpath(target)
     if target in {os.path.realpath(source) + s for s in ("", *SIDE_FILES)}:
         raise LedgerError(f"{target} is the ledger itself", hint="name another file")
-    if os.path.lexists(target) and not force:
-        raise LedgerError(f"{target} exists already", hint="name another file, or use --force")
     if os.path.lexists(target) and not os.path.isfile(target):
         raise UnsafePath(f"{target} is not a regular file")
     if any(os.path.lexists(target + suffix) for suffix in SIDE_FILES):

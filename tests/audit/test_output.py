@@ -178,6 +178,10 @@ def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
     publish(tmp_path / "latest", "new", traffic=["traffic"])
     assert words(tmp_path / "monday") == {"traffic": "new"}
     assert write_page(str(tmp_path / "latest")) == str(tmp_path / "monday/report.html")
+    (tmp_path / "none").symlink_to("not-mounted")
+    with pytest.raises(RelayError, match="none cannot be made"):
+        publish(tmp_path / "none", "new", traffic=["traffic"])
+    assert not (tmp_path / "not-mounted").exists()
 
 
 def test_a_run_that_failed_leaves_no_folder_that_it_made(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ $ relay unread bob
 relay: Got unexpected extra argument (bob); `relay inbox --as bob` shows the messages of one agent
 $ relay send --priority 9 bob hi
 relay: Invalid value for '--priority': 9 is not in the range 0<=x<=4; see `relay send --help`
+$ relay web --uds= --port 8377
+relay: Invalid value for '--uds': it is empty: expected a path; see `relay web --help`
+$ relay spawn w --cli sh --cwd=
+relay: Invalid value for '--cwd': it is empty: expected a path; see `relay spawn --help`
+$ relay audit run --out=
+relay: Invalid value for '--out': it is empty: expected a path; see `relay audit run --help`
+$ relay audit digest --out=
+relay: Invalid value for '--out': it is empty: expected a path; see `relay audit digest --help`
 """
 
 

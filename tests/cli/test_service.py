@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay import cli
+from relay.base.errors import UnsafePath
 from relay.base.home import Home, tag_of
 from relay.cli.service import NoService, service_of, write_unit
 
@@ -62,6 +63,14 @@ def test_launchd_has_a_list_of_its_own() -> None:
 def test_elsewhere_there_is_none() -> None:
     with pytest.raises(NoService, match="not supported on win32"):
         service_of("/h", {"HOME": "/"}, "win32")
+
+
+def test_a_pipe_in_the_place_of_the_unit_is_not_waited_for(tmp_path: Path) -> None:
+    found = service_of(str(tmp_path / "home"), {"HOME": str(tmp_path)}, "linux")
+    os.makedirs(os.path.dirname(found.path))
+    os.mkfifo(found.path)
+    with pytest.raises(UnsafePath, match="is not a regular file"):
+        write_unit(found)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")

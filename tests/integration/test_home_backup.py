@@ -351,6 +351,9 @@ def test_through_a_link_it_says_what_it_did(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
     backup(box, tmp_path / "link/kept")
+    (tmp_path / "none").symlink_to("not-mounted")
+    with pytest.raises(RelayError, match="none exists already"):
+        backup(box, tmp_path / "none")
     box.close()
     for aside in ("", f"{tmp_path}/disk/new.before-restore"):
         assert restore(str(tmp_path / "link/kept"), f"{tmp_path}/link/new", force=True)[1] == aside
