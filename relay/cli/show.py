@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from relay.base import fsio
 from relay.base.errors import MessageError, NotFound, Refused
 from relay.base.home import Home, lock_holder
 from relay.base.names import Attachment, attachments_of
@@ -20,6 +21,7 @@ from relay.cli.common import (
     echo_json,
     echo_quoted,
     name_home,
+    not_empty,
     open_home,
     root_of,
     sanitize,
@@ -130,6 +132,7 @@ Examples:
     "--output",
     type=click.Path(),
     metavar="FILE|DIRECTORY",
+    callback=not_empty,
     help="An existing FILE is replaced; in a DIRECTORY none is.",
 )
 def get(
@@ -156,9 +159,12 @@ def get(
         data = me.open_attachment(chosen[0])
     if output in (None, "-"):
         sys.stdout.buffer.write(data)
-    else:
+    elif os.path.lexists(output) and (os.path.islink(output) or not os.path.isfile(output)):
+        # a device or a pipe, as /dev/stdout
         with open(output, "wb") as file:
             file.write(data)
+    else:
+        fsio.write_atomic(os.path.realpath(output), data)
 
 
 def _choose(message: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:

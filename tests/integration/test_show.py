@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Agent
+from relay.cli import run
+from tests.disk import failing
 from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, rows_of, send, until
 
 
@@ -198,6 +200,10 @@ def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path)
     assert get(hashes[0]) == (0, "a plan")
     assert get(short, "1", "-o", copy) == get(short, "2", "-o", copy) == (0, "")
     assert Path(copy).read_text() == "a spec"
+    with failing("write", copy):
+        assert run(["--home", str(home), "attachment", "get", short, "1", "-o", copy]) == 1
+    assert Path(copy).read_text() == "a spec"  # not half of a plan
+    assert get(short, "2", "-o", "/dev/stdout") == (0, "a spec")
 
     folder = tmp_path / "got"
     missing = f"relay: '{folder}/' is not a directory: create it first\n"
