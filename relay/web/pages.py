@@ -87,7 +87,7 @@ def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
 def home(asked: Asked) -> Facts:
     """The items that wait for the operator, oldest first, with what doctor finds quickly."""
     found = attention(asked.home, examine(asked.home, quick=True))
-    return {"items": [item._asdict() for item in found]}
+    return {"items": [item._asdict() | {"at": item.at or None} for item in found]}
 
 
 def search(asked: Asked) -> Facts:

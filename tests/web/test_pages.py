@@ -249,7 +249,10 @@ def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
 def test_what_doctor_finds_waits_for_a_person(box: Box, client: TestClient) -> None:
     assert "Nothing waits for you" in client.get("/").text
     box.path("config.json").write_text("{")
-    assert "the relay does not start" in client.get("/").text
+    page = client.get("/").text
+    assert "the relay does not start" in page and "<time" not in page  # nobody knows since when
+    (item,) = client.get("/index.json").json()["items"]
+    assert item["at"] is None
 
 
 def test_a_relay_that_says_nothing_of_itself_is_not_said_to_be_well(
