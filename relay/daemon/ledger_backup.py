@@ -46,7 +46,7 @@ def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:
 
     The relay keeps running. Committed by the rename: an existing file stays until then.
     Errors: LedgerError when the target exists and not ``force``, or is a database with a WAL, or
-    the ledger is missing; UnsafePath for a target that is no file; FormatError for a damaged
+    the ledger is missing; UnsafePath for a target that is not a file; FormatError for a damaged
     ledger; OSError.
     """
     source = home.path(LEDGER)

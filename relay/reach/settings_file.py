@@ -3,8 +3,8 @@
 Entries of others, their order and unknown keys stay. A file that cannot be understood is left
 alone. It is replaced by rename, and only if it still is what the change was made from; where it is
 a symbolic link, the file that it names is. The file as it was before the first installation is kept
-beside it, with the ending ``.before-relay``, until a removal puts it back. Where there was no file,
-in a directory that was empty, too, ``NO_FILE`` is there instead, which is no settings.
+beside it, with the ending ``.before-relay``, until a removal puts it back. If there was none, in a
+directory that was empty, ``NO_FILE`` is kept instead, which no parser of settings accepts.
 
 A hook must not decide anything for the agent CLI by the way in which it fails: exit 2 would refuse
 a prompt, or wake a session, and is also what a program says that does not know an option. So the
@@ -79,7 +79,7 @@ class Hook:
 class JsonFile:
     """A file with hooks of an agent CLI, its MCP servers, or both.
 
-    text: None where there is no file. Errors of each method: SettingsError for settings of another
+    text: None without a file. Errors of each method: SettingsError for settings of another
     form.
     """
 
