@@ -39,6 +39,7 @@ from relay.base.sd_notify import SystemdNotifier, Watchdog
 from relay.base.status_client import ask, silence
 from relay.daemon.admin import Admin
 from relay.daemon.attention import AttentionThread
+from relay.daemon.home_backup import MANIFEST
 from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
 
@@ -356,10 +357,13 @@ def tune_process() -> int:
 def run_daemon(root: str, *, log_path: str | None, ready: Callable[[], None]) -> None:
     """Run a relay for the home at ``root`` until it is stopped.
 
-    Errors: those of ``Daemon.run``, HomeMissing, ConfigError.
+    Errors: those of ``Daemon.run``, HomeMissing, ConfigError; RelayError for a backup.
     """
     descriptors = tune_process()
     with Home(root) as home:
+        if fsio.exists(home.path(MANIFEST)):  # what a relay changes, no restore accepts any more
+            hint = f"`relay restore {root}` makes a home of it; without {MANIFEST} it is one itself"
+            raise RelayError(f"{root} is a backup, which a relay would change", hint=hint)
         fsio.ensure_dir(home.path(os.path.dirname(LOG)))
         config = configuration.load(home)
         settings = config.log

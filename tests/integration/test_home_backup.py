@@ -360,6 +360,17 @@ def test_through_a_link_it_says_what_it_did(tmp_path: Path) -> None:
     assert whole(tmp_path / "disk/new") == whole(tmp_path / "disk/kept")
 
 
+def test_no_relay_runs_in_a_backup(tmp_path: Path) -> None:
+    """It did, and its restore was refused from then on."""
+    box, kept = a_home(tmp_path / "home"), tmp_path / "kept"
+    backup(box, kept)
+    box.close()
+    done = relay("up", home=kept)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"relay: {kept} is a backup, which a relay would change; " in done.stderr
+    restore(str(kept), str(tmp_path / "new"))  # every file is compared
+
+
 def test_two_at_once_to_one_name_do_not_write_into_each_other(tmp_path: Path) -> None:
     """The first one would be complete by its word, and without the files that the other removed."""
     box = a_home(tmp_path / "home")
