@@ -100,7 +100,7 @@ class Person(NamedTuple):
 @pytest.fixture
 def person(tmp_path: Path) -> Iterator[Person]:
     """A person with an empty home directory, whose relays are stopped."""
-    root = tempfile.mkdtemp(prefix="relay-", dir="/tmp")
+    root = tempfile.mkdtemp(prefix="relay-")
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"HOME": root, "PATH": path, "PYTHONPATH": str(PROJECT), "TERM": "dumb"}
     fd = forks.command(tmp_path)
