@@ -89,7 +89,7 @@ class Soak:
         """Request a process or its end; the results are counted at the end."""
         lines = [f"NAME: {name}"]
         if kind is Kind.SPAWN:
-            lines += ["CLI: worker", "PROMPT: talk", f"WORKING_DIR: {self.books}"]
+            lines += ["CLI: worker", f"WORKING_DIR: {self.books}"]
         me.send(ORCHESTRATOR, "\n".join(lines), kind=kind, wait=0)  # a refusal is an answer, too
         self.did[f"asked_{kind}"] += 1
 
