@@ -28,6 +28,7 @@ from relay.audit.summary import REPORT, SUMMARY, Report, read_summary, to_json
 from relay.base import fsio
 from relay.base.discovery import has_config
 from relay.base.errors import RelayError
+from relay.base.home import LEDGER
 
 UNFINISHED = ".unfinished"
 LOCK = ".lock"
@@ -117,8 +118,9 @@ def _require_own(path: str) -> None:
     """Refuse a folder with files that no run has made: a home first, which has a lock, too."""
     with contextlib.suppress(OSError):  # explained when it is made
         names = os.listdir(path)
-        if has_config(path) or (names and LOCK not in names):
-            what = "is a relay home" if has_config(path) else "has files of something else"
+        is_home = has_config(path) or LEDGER in names  # complete or not
+        if is_home or (names and LOCK not in names):
+            what = "is a relay home" if is_home else "has files of something else"
             hint = "name a new or an empty folder, or that of an earlier run, with --out"
             raise RelayError(f"{path} {what}", hint=hint)
 

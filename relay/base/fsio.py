@@ -35,6 +35,7 @@ DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, 
 # Errors that say nothing about the file: the process, or the machine, has no more of a resource.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
+
 # Called with an operation and a name before each effect on a file: tests put kills and failures
 # here. A built-in that has no effect costs nothing on the way of a message.
 fault: Callable[[str, str], object] = operator.is_
@@ -83,11 +84,16 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
         _write_all(fd, data)
         sync_file(fd)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temp, dir_fd=dir_fd)
+        _remove_incomplete(temp, dir_fd)
         raise
     finally:
         os.close(fd)
+
+
+def _remove_incomplete(name: str, dir_fd: int) -> None:
+    """Remove a new file that could not be filled, as far as possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=dir_fd)
 
 
 def _keep(name: str, keep: str, dir_fd: int) -> None:
@@ -266,8 +272,9 @@ def open_regular(
 ) -> tuple[int, os.stat_result]:
     """Open a regular file for reading: its descriptor, and its status before its mode was changed.
 
-    The mode becomes 600. Options: as ``read_regular``. Errors: UnsafePath for no regular file,
-    HardLink for one with several names, ForeignOwner for another user's; FileNotFoundError.
+    The mode becomes 600. Options: as ``read_regular``. Errors: UnsafePath for anything but a
+    regular file, HardLink for a file with several names, ForeignOwner for another user's file; none
+    of these is changed. FileNotFoundError.
     """
     try:
         fd = os.open(name, _OPEN_READ, dir_fd=dir_fd)
@@ -315,7 +322,7 @@ def read_regular(
     A size that differs from the number of bytes read means that the file was still being written.
     ``shared``: a file with other names (a backup of hard links) or of another user is read as
     well, and not changed: for files that no agent sends. ``narrow`` False: the mode is not
-    changed either. Errors: as ``open_regular``.
+    changed either, unless its owner could not open the file. Errors: as ``open_regular``.
     """
     fd, status = open_regular(name, dir_fd, shared=shared, narrow=narrow)
     try:
@@ -353,8 +360,7 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
             sync_file(fd)
             os.fsync(dir_fd)
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=dir_fd)
+        _remove_incomplete(name, dir_fd)
         exc.filename = name
         raise _placed(exc, dir_fd) from None
     finally:
@@ -381,19 +387,6 @@ def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
         remove(target, target_fd)
         create(target, data, target_fd)
         os.unlink(source, dir_fd=source_fd)
-
-
-def rotate(path: str, keep_files: int) -> None:
-    """Rename ``path`` to ``path.1``, ``path.1`` to ``path.2``, and so on; the oldest is replaced.
-
-    The oldest first: a crash in between leaves a gap in the numbers and loses no file.
-    Errors: OSError.
-    """
-    for number in range(keep_files, 0, -1):
-        source = f"{path}.{number - 1}" if number > 1 else path
-        fault("rename", source)
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(source, f"{path}.{number}")
 
 
 def remove(name: str, dir_fd: int) -> None:

@@ -8,6 +8,7 @@ One process writes: the daemon, which holds the home's lock. Any of its threads 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -132,7 +133,7 @@ class _Lines:
     def _rotate(self, path: str) -> None:
         """Continue in a new file; if that fails, in the old one, and try again later."""
         try:
-            fsio.rotate(path, self._keep_files)
+            rotate(path, self._keep_files)
             fresh = os.open(path, _APPEND, 0o600)
         except OSError:
             self._rotates_at = self._size + TRY_AGAIN_BYTES
@@ -140,3 +141,16 @@ class _Lines:
         os.close(self._descriptor)
         self._descriptor, self._size, self._is_torn = fresh, 0, False
         self._rotates_at = self._max_bytes
+
+
+def rotate(path: str, keep_files: int) -> None:
+    """Rename ``path`` to ``path.1``, ``path.1`` to ``path.2``, and so on; the oldest is replaced.
+
+    The oldest first: a crash in between leaves a gap in the numbers and loses no file.
+    Errors: OSError.
+    """
+    for number in range(keep_files, 0, -1):
+        source = f"{path}.{number - 1}" if number > 1 else path
+        fsio.fault("rename", source)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(source, f"{path}.{number}")

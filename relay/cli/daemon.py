@@ -166,9 +166,11 @@ def _where_to_look(root: str) -> str:
 def _crash_log(root: str) -> int:
     """Open the file for unexpected tracebacks; one older file is kept."""
     path = os.path.join(root, CRASH_LOG)
+    from relay.base.logs import rotate
+
     fsio.ensure_dir(os.path.dirname(path))
     if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
-        fsio.rotate(path, 1)
+        rotate(path, 1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
 

@@ -160,7 +160,7 @@ def get(
     if output in (None, "-"):
         sys.stdout.buffer.write(data)
     elif os.path.lexists(output) and (os.path.islink(output) or not os.path.isfile(output)):
-        # a device or a pipe, as /dev/stdout
+        # a device, a pipe, or a link such as /dev/stdout: written to, and not replaced
         with open(output, "wb") as file:
             file.write(data)
     else:

@@ -104,19 +104,19 @@ def test(ctx: click.Context, name: str, timeout_s: float, home: str | None, as_j
             raise agent_not_found(opened, name)
         if not is_served(opened):
             raise NotRunning(f"no relay is running for {opened.root}")
-        test = WakeTest(opened, name, timeout_s, as_json)
+        made = WakeTest(opened, name, timeout_s, as_json)
         try:
-            works = test.run()
+            works = made.run()
         finally:
-            test.end()
-    if not test.sent:
+            made.end()
+    if not made.sent:
         raise RelayError(
             f"no rung applies to {name}: no test message was sent",
             hint=f"`relay wake status {name}` shows what each one needs",
         )
     if not works:
         hint = f"`relay wake status {name}` shows which rungs apply"
-        if unread := test.unread():
+        if unread := made.unread():
             hint += f"; {plural(unread, 'test message')} {'is' if unread == 1 else 'are'} unread"
             hint += " in its inbox"
         raise RelayError(f"no rung brought the test message to {name}", hint=hint)

@@ -92,8 +92,7 @@ def backup(
     the like, and a key outside of the home. Errors: RelayError when the name is taken, or the
     journal does not hold still; LedgerError, FormatError for a damaged home; OSError.
     """
-    above, name = os.path.split(os.path.abspath(target))
-    target = os.path.join(os.path.realpath(above), name)
+    target = resolve_parent(target)
     if os.path.lexists(target):
         raise RelayError(f"{target} exists already", hint="name another directory")
     if target.startswith(os.path.realpath(home.root) + os.sep):
@@ -108,6 +107,12 @@ def backup(
         os.rename(temp, target)
     fsio.sync_dir(os.path.dirname(target))
     return made
+
+
+def resolve_parent(path: str) -> str:
+    """The absolute path; links above its last part are followed, the last part itself is not."""
+    above, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(above), name)
 
 
 @contextlib.contextmanager

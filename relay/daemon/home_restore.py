@@ -25,6 +25,7 @@ from relay.daemon.home_backup import (
     copy_bytes,
     new_tree,
     read_backup,
+    resolve_parent,
 )
 
 BEFORE = ".before-restore"
@@ -39,9 +40,7 @@ def restore(source: str, root: str, *, force: bool = False) -> tuple[BackupManif
     AlreadyRunning; RelayError when the source is not a backup or a home exists; IntegrityError for
     a file that differs from the manifest; OSError. Nothing is changed then.
     """
-    source = os.path.abspath(source)
-    above, name = os.path.split(os.path.abspath(root))
-    root = os.path.join(os.path.realpath(above), name)
+    source, root = os.path.abspath(source), resolve_parent(root)
     manifest = read_backup(source)
     real = os.path.realpath(source)
     if os.path.commonpath([real, os.path.realpath(root)]) == real:

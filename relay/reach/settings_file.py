@@ -166,7 +166,7 @@ class JsonFile:
         indent = second[: len(second) - len(second.lstrip())] or "  "
         try:
             after = json.dumps(settings, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-        except (ValueError, RecursionError) as exc:  # 1e999, as which JSON has no infinity
+        except (ValueError, RecursionError) as exc:  # 1e999 is read as infinity
             raise SettingsError(f"{self.path}: {exc}; it was left as it is") from exc
         # Half of a pair is \ud800 in JSON, too.
         return after.encode(errors="backslashreplace").decode()

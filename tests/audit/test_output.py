@@ -159,11 +159,15 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else_is_refused_and_left(tmp_path: Path) -> None:
-    """A home has a folder named as a table, with the mail of its agents."""
+    """A home has a folder named as a table, with the mail of its agents, and a lock."""
     Home.create(str(tmp_path / "home")).close()
+    (tmp_path / "damaged" / "agents").mkdir(parents=True)
+    for name in ("ledger.db", ".lock"):  # its config.json was lost
+        (tmp_path / "damaged" / name).touch()
     (tmp_path / "project" / "agents").mkdir(parents=True)
     (tmp_path / "project" / "agents" / "mine.md").touch()
-    for name, what in (("home", "is a relay home"), ("project", "has files of something else")):
+    refused = {"home": "is a relay home", "damaged": "is a relay home"}
+    for name, what in (refused | {"project": "has files of something else"}).items():
         path = tmp_path / name
         before = sorted(path.rglob("*"))
         with pytest.raises(RelayError, match=f"{path} {what}"):
