@@ -7,9 +7,10 @@
         store.receive_messages(channel.id, "executor")
 
 It has an engine (``relay.engine.engine``), queues for its messages and, opened from a path, a file
-that it locks and writes. Not thread-safe: it has one owner. A timer thread flushes when the owner
-makes no further call; its snapshot is taken under the lock that each event is applied under.
-A fork of its process cannot change it: it opens the store itself, when the owner has closed it.
+that it locks and writes. Threads may share it: a method waits until that of another thread has
+returned, as does the timer that flushes when no further call is made. What is below ``engine`` and
+``state`` does not wait. A fork of its process cannot change it: it opens the store itself, when the
+owner has closed it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from relay.acomm.model import (
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import RelayError, ValidationFailed
 from relay.commstore.queues import Queues, Redelivery
-from relay.commstore.writer import FileWriter
+from relay.commstore.writer import FileWriter, one_thread_at_a_time
 from relay.engine import rules
 from relay.engine.checkpoint import FlushPolicy, load_state, state_of
 from relay.engine.engine import Engine, StoreStats
@@ -59,6 +60,7 @@ class Compacted(NamedTuple):
     file_bytes: int  # by which the file shrank; 0 for a store that writes none
 
 
+@one_thread_at_a_time
 class CommStore:
     """One live store. Opened from a path it writes its file."""
 

@@ -1,12 +1,16 @@
-"""The file of a library's store: when it is written, also while its owner makes no call."""
+"""The file of a library's store: when it is written, also while nobody makes a call; and the lock
+under which one thread at a time has the store."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.errors import StoreClosed, StoreReadOnly
@@ -51,6 +55,29 @@ def _call_back(alarm: weakref.ref[Alarm]) -> None:
         call()
 
 
+_Store = TypeVar("_Store")
+
+
+def one_thread_at_a_time(store_class: type[_Store]) -> type[_Store]:
+    """The class with the lock of its ``_writer`` around each public method but ``close``.
+
+    ``close`` waits for the timer's thread, which may wait for the lock.
+    """
+    for name, method in inspect.getmembers(store_class, inspect.isfunction):
+        if not name.startswith("_") and name != "close":
+            setattr(store_class, name, _locked(method))
+    return store_class
+
+
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(store: Any, *arguments: Any, **named: Any) -> Any:
+        with store._writer.lock():
+            return method(store, *arguments, **named)
+
+    return call
+
+
 _BATCH = FlushPolicy()
 _MANUAL = FlushPolicy(None, None)
 
@@ -58,8 +85,8 @@ _MANUAL = FlushPolicy(None, None)
 class FileWriter:
     """Applies the events of a store that writes its own file, and writes it by its policies.
 
-    The file is also written when the owner makes no further call: by a timer thread, under the
-    lock that each event is applied under. ``refusal``: why no event may be applied, if so.
+    The file is also written when no further call is made: by a timer thread, under the lock.
+    ``refusal``: why no event may be applied, if so.
     """
 
     def __init__(self, state: State, clock: Clock, refusal: str = "") -> None:
@@ -69,14 +96,17 @@ class FileWriter:
         self._flusher: Flusher | None = None
         self._is_gathering = False  # in ``single_flush``
         self._is_closed = False
-        self._pid = 0  # of the process that opened the file
-        self._lock = threading.RLock()  # around each event, and around each flush
+        self._pid = os.getpid()  # the owner's: no fork writes
+        self._lock = threading.RLock()  # around each command, and around each flush
         self._alarm = Alarm(self._flush_when_due)
 
     def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
         """Write the events of ``store`` into the file at ``path`` from now on."""
-        self._pid = os.getpid()
         self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        """The lock, for one command. In a fork none: a thread that is not there may hold it."""
+        return self._lock if os.getpid() == self._pid else contextlib.nullcontext()
 
     def apply(self, event: events.Event) -> None:
         """Change the state as the event says, and write it when the policy says so.
@@ -120,18 +150,16 @@ class FileWriter:
     @contextlib.contextmanager
     def single_flush(self, channel_id: int) -> Iterator[None]:
         """A block whose events go into the file with one flush, as the channel's policy says."""
-        with self._lock:
-            self._is_gathering = True
-            try:
-                yield
-            finally:
-                self._is_gathering = False
-                self._commit(self._policy_in(channel_id))
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+            self._commit(self._policy_in(channel_id))
 
     def flush_if_due(self) -> None:
         """Write what a policy wants to be written by now."""
-        with self._lock:
-            self._commit(_MANUAL)
+        self._commit(_MANUAL)
 
     def flush_if_immediate(self, channel_id: int) -> None:
         """Flush after a command in a channel with immediate flush. Errors: as ``flush``."""
@@ -171,7 +199,7 @@ class FileWriter:
             if os.getpid() == self._pid:
                 self.flush()
         finally:
-            with self._lock:
+            with self.lock():
                 self._is_closed = self._is_closed or self._flusher is not None
                 self._flusher = None
             self._alarm.cancel()
