@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shlex
@@ -185,17 +186,31 @@ def check_limits(target: Target) -> Iterator[Finding]:
 
 
 def _read_only(target: Target) -> Iterator[Finding]:
-    """Check for file systems mounted read-only, as after a disk fault."""
+    """Check for file systems that are read-only, as after a disk fault."""
     seen: set[int] = set()
     for name in ("", *TOP_DIRS):
         path = target.home.path(name) if name else target.home.root
         with contextlib.suppress(OSError):  # missing files are reported elsewhere
             device = os.stat(path).st_dev
-            if device not in seen and os.statvfs(path).f_flag & os.ST_RDONLY:
+            if device not in seen and _is_read_only(path):
                 found = f"{path} is on a read-only file system: no messages are accepted"
                 advice = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
                 yield Finding("limits", name or ".", found, advice)
             seen.add(device)
+
+
+def _is_read_only(path: str) -> bool:
+    """True where no file can be made.
+
+    The options of the mount do not always say so: ext4 that has met a fault is still called
+    read-write by newer kernels. Hence a file without a name is tried, where there are such.
+    """
+    try:
+        os.close(os.open(path, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as exc:
+        if exc.errno == errno.EROFS:
+            return True
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def read_limit(name: str) -> int | None:
