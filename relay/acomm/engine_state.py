@@ -69,7 +69,7 @@ class JournalPosition(NamedTuple):
 
     stream_id: int
     offset: int  # logical
-    boot_id: str  # of the machine, when it was there
+    boot_id: str  # of the machine, when it was there, and numbers of the mounts
 
 
 class Downtime(NamedTuple):

@@ -1,4 +1,4 @@
-"""Disk usage of the home's file system, and the thresholds that follow from it.
+"""The home's file system: its usage, the thresholds that follow from it, and what statx tells.
 
     OK      -> ALERT  used >= alert_percent: logged, one notification
             -> LOW    used >= low_percent: the archive is packed
@@ -10,7 +10,10 @@ may still write; used is what `df` shows.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
+import struct
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
@@ -132,3 +135,38 @@ class DiskWatch:
 def floor_bytes(settings: DiskSettings, size: int) -> int:
     """Free bytes below which intake pauses."""
     return min(settings.floor_mib * MIB, size // FLOOR_SHARE)
+
+
+_STATX_BTIME, _STATX_MNT_ID_UNIQUE, _AT_EMPTY_PATH = 0x800, 0x4000, 0x1000  # linux/stat.h, fcntl.h
+_MASK, _BTIME, _MNT_ID = struct.Struct("<I"), struct.Struct("<qI"), struct.Struct("<Q")
+_BTIME_AT, _MNT_ID_AT, _STATX_BYTES = 80, 144, 256  # in struct statx
+
+
+def created_ns(fd: int) -> int:
+    """Creation time of a file (Unix ns), which ``os.stat`` does not return on Linux; 0: unknown."""
+    seconds, nanoseconds = _statx_field(fd, _STATX_BTIME, _BTIME, _BTIME_AT) or (0, 0)
+    return int(seconds * NS_PER_S + nanoseconds)
+
+
+def mount_id(fd: int) -> int:
+    """Number of the mount that a file is on, which no other has until a reboot; 0: unknown.
+
+    Linux knows it since 6.8.
+    """
+    (number,) = _statx_field(fd, _STATX_MNT_ID_UNIQUE, _MNT_ID, _MNT_ID_AT) or (0,)
+    return int(number)
+
+
+def _statx_field(fd: int, mask: int, kind: struct.Struct, at: int) -> tuple[int, ...] | None:
+    """A field of struct statx; None where the file system, kernel or C library has none."""
+    statx = _statx()
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, mask, answer) != 0:
+        return None
+    return kind.unpack_from(answer, at) if _MASK.unpack_from(answer)[0] & mask else None
+
+
+@functools.cache
+def _statx() -> Callable[..., int] | None:
+    """The C library's statx; None if it is too old."""
+    return getattr(ctypes.CDLL(None), "statx", None)

@@ -21,7 +21,7 @@ from relay.acomm import store_file
 from relay.acomm.container import VERSION, VERSION_AT, Flag
 from relay.acomm.engine_state import JournalPosition
 from relay.acomm.store_file import PREVIOUS, lost_on_rewrite, peek_header
-from relay.base import crypto, fsio
+from relay.base import crypto, disk, fsio
 from relay.base.clock import NS_PER_S, Clock, boot_id
 from relay.base.config import Config
 from relay.base.errors import (
@@ -32,7 +32,7 @@ from relay.base.errors import (
     UnsafePath,
     VersionError,
 )
-from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, Home
+from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, TOP_DIRS, Home
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.checkpoint import load_state
@@ -64,7 +64,7 @@ class OpenedStore(NamedTuple):
     tiers: Tiers
     key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
-    rebooted: bool  # the machine was restarted since
+    rebooted: bool  # the machine was restarted since, or a file system mounted anew
 
 
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
@@ -162,13 +162,13 @@ def open_store(
     """Open the store for the daemon; damaged files are set aside, and ``warn`` is called.
 
     ``ledger_position``: offset up to which the ledger follows the journal; ``write_piece`` brings
-    it further. ``boot``: boot id of the machine. Errors: FormatError when neither checkpoint nor
+    it further. ``boot``: in place of ``_run_id``. Errors: FormatError when neither checkpoint nor
     journal can be read, VersionError when a checkpoint would lose content of the store file,
     JournalPruned when records that the store lacks were pruned, SealedStore (all of these change
     nothing in the store); those of ``store_key``; OSError.
     """
     key = store_key(home, config, make=make_key)
-    boot = boot or boot_id()
+    boot = boot or _run_id(home)
     store = _load(home, clock, config, key, warn)
     if os.path.lexists(home.path(STORE)) and (lost := lost_on_rewrite(home.path(STORE))):
         expected = f"a store file of version {VERSION} (a flush would lose {lost})"
@@ -311,6 +311,18 @@ class JournalReplay:
         self._ledger_position, self._write_piece = 0, None
         for record in records:
             self._on_record(codec.decode(record.payload, record.offset), record.offset)
+
+
+def _run_id(home: Home) -> str:
+    """The boot of the machine and the mounts of the home: with another one of them, what was not
+    synced before may be lost, as by a power cut or by a disk that was gone for a while."""
+    mounts = set[int]()
+    for name in ("", *TOP_DIRS):
+        with contextlib.suppress(OSError):
+            fd = fsio.open_dir(home.path(name) if name else home.root)
+            mounts.add(disk.mount_id(fd))
+            os.close(fd)
+    return " ".join((boot_id(), *(str(number) for number in sorted(mounts) if number)))
 
 
 def link_base(previous: str, base: str) -> None:

@@ -70,7 +70,7 @@ def recover(
     store, events, projection = opened.store, opened.events, opened.projection
     rebooted = opened.rebooted
     if rebooted:
-        log("The machine was restarted since the last run", action="power_cut")
+        log("The machine was restarted since, or a file system mounted anew", action="power_cut")
     now = clock.now_ns()
     Deadlines(ledger, store, events, clock, log).extend()
     with ledger.transaction():

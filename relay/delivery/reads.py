@@ -15,18 +15,15 @@ was restored from a copy. See docs/states.md.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
-import struct
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
 from relay.acomm.model import DeliveryState
-from relay.base import fsio
+from relay.base import disk, fsio
 from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
 from relay.base.errors import UnsafePath
 from relay.base.home import PENDING, READ, Dirs, Home
@@ -318,30 +315,7 @@ def _identity(fd: int) -> str:
     status = os.fstat(fd)
     if sys.platform == "darwin":
         return f"{status.st_ino}:{int(status.st_birthtime * NS_PER_S)}"
-    return f"{status.st_ino}:{_created_ns(fd)}"
-
-
-_STATX_BTIME, _AT_EMPTY_PATH = 0x800, 0x1000  # linux/stat.h, fcntl.h
-_MASK, _BTIME = struct.Struct("<I"), struct.Struct("<qI")  # of struct statx
-_BTIME_AT, _STATX_BYTES = 80, 256
-
-
-def _created_ns(fd: int) -> int:
-    """Creation time of a file, which ``os.stat`` does not return on Linux."""
-    statx = _statx()
-    answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
-        return 0
-    if not _MASK.unpack_from(answer)[0] & _STATX_BTIME:
-        return 0
-    seconds, nanoseconds = _BTIME.unpack_from(answer, _BTIME_AT)
-    return int(seconds * NS_PER_S + nanoseconds)
-
-
-@functools.cache
-def _statx() -> Callable[..., int] | None:
-    """The C library's statx; None if it is too old."""
-    return getattr(ctypes.CDLL(None), "statx", None)
+    return f"{status.st_ino}:{disk.created_ns(fd)}"
 
 
 def describe_vanished(agent: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""A home that never had a checkpoint raises no alarm; one on a read-only file system does."""
+"""Homes without a checkpoint, on a read-only file system, and on one that is mounted anew."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.base import disk
 from relay.base.home import STORE
 from tests.box import Box
 from tests.procs import PATIENCE_S, Relay, environment, relay
@@ -48,6 +49,30 @@ def test_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> Non
     assert "searched the store itself: no search index:" in found.stderr
     assert "Read-only file system" in found.stderr and "[Errno" not in found.stderr
     assert relay("doctor", home=home).stdout == "OK\n"
+
+
+def test_a_home_that_is_mounted_anew_is_compared_as_after_a_power_cut(
+    running: Relay, home: Path
+) -> None:
+    """A disk that fell out and came back: what was written before it did may be damaged."""
+    for name in ("alice", "bob"):
+        relay("register", name, home=home)
+    sent = relay("send", "bob", "hello", "--as", "alice", "--wait", "delivered", home=home)
+    unread = home / "agents" / "bob" / "inbox" / f"{sent.stdout.strip()}.msg"
+    running.kill()
+    whole = unread.read_bytes()
+    unread.write_bytes(b"")
+    running.start()
+    assert unread.read_bytes() == b""  # the same boot, the same mount: bob has it, or wrote it
+    running.kill()
+    fd = os.open(home, os.O_RDONLY)
+    is_known = disk.mount_id(fd)
+    os.close(fd)
+    if not is_known:
+        pytest.skip("this kernel does not number its mounts")
+    user = ["-r"] if os.geteuid() else []
+    running.start("unshare", *user, "-m", "--")
+    assert unread.read_bytes() == whole.replace(b"ATTEMPT: 1", b"ATTEMPT: 2")
 
 
 def made_again(box: Box) -> list[str]:
