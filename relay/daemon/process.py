@@ -417,9 +417,10 @@ def main() -> int:
         if hint is None:
             raise
         code = exc.exit_code if isinstance(exc, RelayError) else EXIT_FAILED
+        reason = str(exc) or type(exc).__name__  # a MemoryError has no text
         if is_reported:  # the caller no longer waits: stderr goes to the service manager
-            print(f"relay: {exc}; {hint}", file=sys.stderr)
+            print(f"relay: {reason}; {hint}", file=sys.stderr)
         else:
-            say(f"{code}\n{exc or type(exc).__name__}\n{hint}\n")
+            say(f"{code}\n{reason}\n{hint}\n")
         return code
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.home import Home, lock_holder
+from relay.daemon import process
 from tests.procs import Relay, environment, inbox_of, relay, status_of, until
 
 INTERRUPTED_IMPORT = """
@@ -74,6 +75,20 @@ def test_a_start_that_fails_at_once_names_the_file_that_says_why(
     assert done.returncode == 1
     assert "exited before it was ready; see logs/relay.err in the home" in done.stderr
     assert "no such library" in (home / "logs" / "relay.err").read_text()
+
+
+def test_a_start_without_memory_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(process, "run_daemon", full)
+    read_fd, write_fd = os.pipe()
+    words = ["relay.daemon", "--home", str(home), "--ready-fd", str(write_fd)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert process.main() == 1
+    os.close(write_fd)
+    with os.fdopen(read_fd) as said:
+        assert said.read().startswith("1\nMemoryError\nfree memory, or raise the limit")
 
 
 def test_a_relay_that_does_not_serve(running: Relay, home: Path) -> None:
