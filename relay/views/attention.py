@@ -328,7 +328,8 @@ def _of_agent(agent: ListedAgent, now_ns: int) -> Item | None:
     if is_away or agent.alert.ended_pid is not None or doing in (ENDED, UNSEEN):
         since = (row["changed_at"] if is_away else agent.seen_at) or now_ns
         seen = f"not seen since {local_time(agent.seen_at, now_ns)}" if agent.seen_at else "gone"
-        return Item(f"gone:{name}", "gone", since, name, f"{seen}, and {owes}", open_)
+        how = row["status"] if is_away else seen
+        return Item(f"gone:{name}", "gone", since, name, f"{how}, and {owes}", open_)
     if state and doing == "idle" and now_ns - state.since >= IDLE_NS and not agent.unread:
         return Item(f"idle:{name}", "idle", state.since, name, f"idle, and {owes}", open_)
     return None

@@ -292,6 +292,16 @@ def test_a_mailbox_that_is_gone_with_unread_messages_needs_a_person(box: Box) ->
         assert attention(home) == []
 
 
+def test_an_agent_that_was_retired_and_owes_an_answer_is_called_retired(box: Box) -> None:
+    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    command = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob"
+    box.send("operator", command)
+    with Home(str(box.root)) as home:
+        (row,) = (row for row in attention(home) if row.kind != "mail")  # the relay's answer
+    assert (row.kind, row.who, row.what) == ("gone", "bob", "retired, and owes 1 answer")
+    assert row.command == "relay open --agent bob"
+
+
 def test_a_process_that_is_given_up_needs_a_person(home: Path) -> None:
     why = "given up after 5 restarts: worker exited with code 1"
     with contextlib.closing(sqlite3.connect(home / "ledger.db")) as db:  # as the supervisor has it
