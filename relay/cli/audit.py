@@ -29,6 +29,7 @@ from relay.base.home import LEDGER
 from relay.base.text import json_visible, visible
 from relay.cli.common import (
     TIME,
+    check_no_home_file,
     command,
     duration,
     echo_json,
@@ -460,7 +461,7 @@ def digest(
     lines = digest_lines(made)
     title = f"since {local_time(since_ns, now_ns)} ({elapsed(now_ns - since_ns)}), {opened.root}"
     if out is not None:
-        fsio.write_atomic(os.path.realpath(out), _page(title, lines))
+        fsio.write_atomic(check_no_home_file(out), _page(title, lines))
     if as_json:
         echo_json({"home": opened.root, **with_iso_times(msgspec.to_builtins(made))})
         return

@@ -20,13 +20,14 @@ from relay.base.discovery import (
     HOME_VARIABLE,
     default_home,
     default_root,
+    has_config,
     search,
     two_homes,
     with_home,
 )
-from relay.base.errors import InvalidName, RelayError
+from relay.base.errors import InvalidName, RelayError, UnsafePath
 from relay.base.finding import Finding, Severity
-from relay.base.home import META, Home, lock_home
+from relay.base.home import META, TOP_DIRS, TOP_FILES, Home, lock_home
 from relay.base.names import (
     MSG_SUFFIX,
     NAME_VARIABLE,
@@ -111,6 +112,22 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value == "":
         raise click.BadParameter("it is empty: expected a path", ctx, param)
     return value
+
+
+def check_no_home_file(path: str) -> str:
+    """Return the real path of a file that a command is to write.
+
+    Errors: UnsafePath for a file that is part of a relay home, such as its ledger.
+    """
+    folder = real = os.path.realpath(path)
+    while os.path.exists(real) and folder != (folder := os.path.dirname(folder)):
+        part = os.path.relpath(real, folder).split(os.sep)[0]
+        if part in (*TOP_DIRS, *TOP_FILES) and has_config(folder):
+            raise UnsafePath(
+                f"{path} is a file of the relay home {folder}, and is not replaced",
+                hint="name another file",
+            )
+    return real
 
 
 def _check_own_name(ctx: click.Context, param: click.Parameter, name: str) -> str:

@@ -21,7 +21,7 @@ from relay.base.finding import Finding
 from relay.base.text import json_line
 from relay.cli import check as kinds
 from relay.cli.check import key_option, kind_of
-from relay.cli.common import findings_json, sanitize, when
+from relay.cli.common import check_no_home_file, findings_json, sanitize, when
 from relay.cli.upkeep import cell, json_value
 from relay.journal.catalog import CatalogSnapshot, Residency, SegmentEntry, load_snapshot
 from relay.journal.check import ChunkInspector, SegmentInspector
@@ -303,8 +303,9 @@ def build(file: str, source: BinaryIO, no_compress: bool, force: bool) -> None:
         if not force:
             raise RelayError(f"{file} already exists", hint="--force replaces a valid .acomm")
         store_file.read(file, warn=_warn)
+    target = check_no_home_file(file)
     store = jsonl.from_lines(line.decode("utf-8", "surrogateescape") for line in source)
-    store_file.write(os.path.realpath(file), store, compress=not no_compress)
+    store_file.write(target, store, compress=not no_compress)
     click.echo(
         f"{file}: {len(store.channels)} channels, {len(store.messages)} messages, "
         f"{len(store.subscriptions)} subscriptions, {len(store.dead_letters)} dead letters, "

@@ -17,6 +17,7 @@ from relay.base.names import Attachment, attachments_of
 from relay.base.text import format_size, plural
 from relay.cli.common import (
     as_option,
+    check_no_home_file,
     command,
     echo_json,
     echo_quoted,
@@ -159,12 +160,14 @@ def get(
         data = me.open_attachment(chosen[0])
     if output in (None, "-"):
         sys.stdout.buffer.write(data)
-    elif os.path.lexists(output) and (os.path.islink(output) or not os.path.isfile(output)):
+        return
+    target = check_no_home_file(output)
+    if os.path.lexists(output) and (os.path.islink(output) or not os.path.isfile(output)):
         # a device, a pipe, or a link such as /dev/stdout: written to, and not replaced
         with open(output, "wb") as file:
             file.write(data)
     else:
-        fsio.write_atomic(os.path.realpath(output), data)
+        fsio.write_atomic(target, data)
 
 
 def _choose(message: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:

@@ -21,6 +21,7 @@ from relay.base.config import load
 from relay.base.home import LEDGER, is_served
 from relay.base.text import json_line, visible
 from relay.cli.common import (
+    check_no_home_file,
     command,
     hold_lock,
     open_home,
@@ -186,6 +187,7 @@ def backup_ledger(
     from relay.daemon import ledger_backup
 
     with open_home(ctx, home) as opened:
+        check_no_home_file(file)
         content = ledger_backup.backup(opened, os.path.abspath(file), force=force)
     _say_ledger({"file": os.path.abspath(file)}, content, f"backed up to {file}", as_json)
 

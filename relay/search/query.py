@@ -139,8 +139,8 @@ def _as_text(key: str, value: str, is_quoted: bool) -> str:
 
 def _checked(key: str, value: str, kinds: tuple[str, ...]) -> str:
     """A key's value. Errors: InvalidQuery."""
-    if not value:
-        raise InvalidQuery(f"{key}: has no value", hint=_HINT.format(f"{key}:"))
+    if not value or (key, value) == ("channel", "#"):
+        raise InvalidQuery(f"{key}:{value} has no value", hint=_HINT.format(f"{key}:{value}"))
     if key == "topic":
         from relay.engine.rules import match_mode
 

@@ -195,7 +195,7 @@ Ended = dict[tuple[str, str], tuple[str, str, str]]
 
 
 def _only_read(agent: sqlite3.Row, sent: dict[str, int], since_ns: int) -> bool:
-    return agent["name"] not in sent and (agent["last_seen_at"] or 0) >= since_ns
+    return agent["name"] not in sent and (agent["last_seen_at"] or -1) >= since_ns
 
 
 def _period(db: sqlite3.Connection, since_ns: int, until_ns: int) -> _Period:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shlex
 import sqlite3
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.acomm import store_file
 from relay.base.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -24,8 +26,10 @@ from relay.base.errors import (
 from relay.base.home import Home
 from relay.cli import run
 from relay.reach import bell
+from tests.acomm.support import small_store
 from tests.procs import PROJECT, environment, home_of
 
+EMPTY = hashlib.sha256().hexdigest()
 MESSAGE_ID = "1700000000000000001-01"
 OTHER_SPELLING = "another spelling of Lead means the agent with the role lead"
 SCHEMA_5 = PROJECT / "tests" / "fixtures" / "ledger" / "schema-v5.sql"
@@ -105,6 +109,35 @@ def test_what_is_no_duration_or_time_is_told(
     assert run(["--home", str(home), *words.split()]) == EXIT_USAGE
     told = said(capsys)
     assert where in told.partition(what)[0] and what in told and "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("audit digest --out", "ledger.db"),
+        ("ledger backup --force", "config.json"),
+        (f"attachment get sha256:{EMPTY} -o", "agents/bob/meta.json"),
+        (f"build --from {os.devnull} --force", "store/relay.acomm"),
+    ],
+)
+def test_no_command_writes_over_a_file_of_a_home(
+    words: str, name: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`audit digest --out HOME/ledger.db` had put its page in the place of the ledger."""
+    store_file.write(str(home / "store/relay.acomm"), small_store())
+    (home / "agents/bob/meta.json").write_text("{}")
+    (home / "attachments" / EMPTY[:2]).mkdir(0o700)
+    (home / "attachments" / EMPTY[:2] / EMPTY).touch(0o600)
+    before = (home / name).read_bytes()
+    link = home.parent / "link"
+    link.symlink_to(home / name)
+    for path in (home / name, link):
+        assert run(["--home", str(home), *words.split(), str(path)]) == EXIT_FAILED
+        assert said(capsys) == (
+            f"relay: {path} is a file of the relay home {home}, and is not replaced;"
+            " name another file"
+        )
+        assert (home / name).read_bytes() == before
 
 
 def test_a_time_before_all_times_is_the_beginning(home: Path) -> None:

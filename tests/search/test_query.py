@@ -62,6 +62,7 @@ def test_a_text_with_a_colon_is_a_text(text: str) -> None:
         ("to:#ci/linux", "to:#ci/linux is no agent (expected channel:ci/linux)"),
         ("with:*", "with:* is no agent (expected channel:all)"),
         ("from: alice", "from: has no value"),
+        ("channel:#", "channel:# has no value"),
         ('"disk full', '"disk: the closing " is missing, or text follows it'),
         ('"disk"full', '"disk"full: the closing " is missing, or text follows it'),
         ('from:"a b', '"a: the closing " is missing, or text follows it'),

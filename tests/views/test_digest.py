@@ -95,6 +95,11 @@ def fill(home: HomeBuilder) -> None:
     insert(home, "agents", agents)
 
 
+def test_who_was_never_seen_has_not_read_since_the_beginning_of_time(home: HomeBuilder) -> None:
+    insert(home, "agents", [agent("alice", None, registered_at=START_NS)])
+    assert make_digest(str(home.root / "ledger.db"), 0, NOW).worked == {}
+
+
 def test_each_event_counts_in_its_own_time(home: HomeBuilder) -> None:
     fill(home)
     made = make_digest(str(home.root / "ledger.db"), SINCE, NOW)
