@@ -92,11 +92,12 @@ class Agent:
             name, home, disk_full_retry_s=disk_full_retry_s, registers=registers, clock=clock
         )
         self._doubt, self._home = self._agent._doubt, self._agent._home
-        self._thread = ThreadPoolExecutor(1, f"relay-{name}")  # its outbox is for one thread
+        # Its outbox is for one thread. That takes no more calls as soon as ``close`` begins.
+        self._thread = self._pool = ThreadPoolExecutor(1, f"relay-{name}")
         self._waiter: InboxWaiter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches the waiter
         self._changed = asyncio.Event()
-        self._awaited: dict[str, Wanted] = {}  # the answers that tasks wait for, by RE
+        self._awaited: dict[str, list[Wanted]] = {}  # the answers that tasks wait for, by RE
 
     @property
     def name(self) -> str:
@@ -114,10 +115,8 @@ class Agent:
 
     async def close(self) -> None:
         """Finish what is being sent and close the descriptors. The mailbox stays."""
-        if isinstance(self._thread, Closed):
-            return
-        await asyncio.to_thread(self._thread.shutdown)
         self._thread = Closed()  # type: ignore[assignment]
+        await asyncio.to_thread(self._pool.shutdown)
         if self._waiter is not None:
             if self._loop is not None and (fd := self._waiter.fileno()) is not None:
                 self._loop.remove_reader(fd)
@@ -258,11 +257,14 @@ class Agent:
         """
         sent = known or self._agent._outbox.new_id()
         seen = set() if known else self._inbox.names()
-        mine = self._awaited[sent] = wanted(sent)
+        mine, waiting = wanted(sent), self._awaited.setdefault(sent, [])
+        waiting.append(mine)
         try:
             yield sent, lambda: self._inbox.take_answer(mine, seen)
         finally:
-            del self._awaited[sent]
+            waiting.remove(mine)
+            if not waiting:
+                del self._awaited[sent]
             self._wake()  # an answer that was not taken is for a task that receives
 
     def _take_next(self) -> Received | None:
@@ -270,8 +272,8 @@ class Agent:
         return self._inbox.take_next(self._is_awaited if self._awaited else None)
 
     def _is_awaited(self, message: MessageFile) -> bool:
-        wanted = self._awaited.get(message.headers.get("RE", ""))
-        return wanted is not None and wanted(message)
+        waiting = self._awaited.get(message.headers.get("RE", ""), ())
+        return any(wanted(message) for wanted in waiting)
 
     async def _until(self, look: Callable[[], _T | None], timeout_s: float | None) -> _T | None:
         """Call ``look`` until it finds something, whenever a file arrives; None after the timeout.

@@ -151,3 +151,37 @@ async def test_closing_ends_what_waits(running: Relay, home: Path) -> None:
         with pytest.raises(RelayError, match=r"^this Agent is closed$"):
             await call
     assert open_descriptors() == before
+
+
+async def test_two_tasks_may_wait_for_one_answer(running: Relay, home: Path) -> None:
+    """One gets it, in whatever order their waits end; what is left of the other waits on."""
+    async with aio.Agent("alice", home) as alice, aio.Agent("bob", home) as bob:
+        sent = await alice.send("bob", "which?", kind="query")
+        short = asyncio.create_task(alice.wait(sent, "answer=200ms"))
+        listener = asyncio.create_task(alice.receive())
+        long = asyncio.create_task(alice.wait(sent, f"answer={PATIENCE_S}s"))
+        with pytest.raises(Timeout):
+            await short
+        question = await bob.receive(PATIENCE_S)
+        assert question is not None
+        await bob.reply(question, "main")
+        answer = await long
+        assert answer is not None and answer.body == "main"
+        assert not listener.done()
+        listener.cancel()
+
+
+async def test_a_call_while_it_closes_gets_the_error(running: Relay, home: Path) -> None:
+    """What was begun is finished; a second close waits for it, too."""
+    alice = aio.Agent("alice", home)
+    async with aio.Agent("bob", home) as bob:
+        begun = asyncio.create_task(alice.send("bob", "before"))
+        await asyncio.sleep(0)
+        closing = [asyncio.create_task(alice.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RelayError, match="this Agent is closed"):
+            await alice.send("bob", "after")
+        await asyncio.gather(*closing)
+        assert begun.done() and await begun
+        message = await bob.receive(PATIENCE_S)
+        assert message is not None and message.body == "before"
