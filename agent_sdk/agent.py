@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, NoReturn, TypeVar, Unpack
 
 from agent_sdk import requests
 from agent_sdk.attachments import Attachments
@@ -87,6 +87,9 @@ class Agent:
 
     def __enter__(self) -> Agent:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Agent has descriptors of its process: make another one by its name")
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -93,6 +93,7 @@ class Inbox:
         self._listed_until = 0.0  # monotonic: expiry of the listing
         self._priorities: dict[str, int] = {}  # by name, of the last listing
         self._waiter: InboxWaiter | None = None
+        self._pid = 0  # of the process that opened it
 
     def close(self) -> None:
         """Close the watch, if any."""
@@ -173,8 +174,10 @@ class Inbox:
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
         while True:
-            if self._waiter is None:
+            if self._waiter is None or self._pid != os.getpid():
+                self.close()  # a fork took its parent's events
                 self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
+                self._pid = os.getpid()
             found = look()  # after the watch was set up, so that nothing is missed
             if found is not None:
                 return found
@@ -373,7 +376,7 @@ class InotifyWaiter:
 
         bits = inotify_c.InotifyConstants
         mask = bits.IN_MOVED_TO | bits.IN_CLOSE_WRITE | bits.IN_ONLYDIR | bits.IN_DONT_FOLLOW
-        self._inotify = inotify_c.InotifyFD()
+        self._inotify, self._pid = inotify_c.InotifyFD(), os.getpid()
         try:
             fd: int = self._inotify._inotify_fd
             os.set_inheritable(fd, False)
@@ -396,7 +399,10 @@ class InotifyWaiter:
             self._inotify.read_events()  # drain the queue; the listing decides
 
     def close(self) -> None:
-        """Close the descriptors; the kernel drops the watch."""
+        """Close the descriptors; the kernel drops the watch with the last of them."""
+        if self._pid != os.getpid():  # watchdog would take the watch from the parent
+            self._inotify._close_resources()
+            return
         # Before the first read, watchdog's close() leaves the descriptors to a reader thread, which
         # does not exist here.
         never_read = self._inotify._is_reading

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
+import select
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -208,3 +212,32 @@ def test_children_do_not_inherit_the_watch(relay: HandRelay) -> None:
         assert not os.get_inheritable(wake._inotify._inotify_fd)
     finally:
         wake.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_that_waits_takes_no_event_of_its_parent(relay: HandRelay, alice: Agent) -> None:
+    """It shared the parent's queue of events: the parent slept on beside a message."""
+    inbox = alice._inbox
+    assert inbox.until(lambda: None, 0.01) is None
+    waiter = inbox._waiter
+    assert isinstance(waiter, InotifyWaiter)
+    relay.deliver("alice", "one")
+    if (pid := os.fork()) == 0:
+        try:
+            inbox.until(lambda: None, 0.01)
+            alice.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    for body in ("two", "three"):
+        assert select.select([waiter.fileno()], [], [], 0)[0]
+        waiter.wait(0)
+        relay.deliver("alice", body)
+    assert select.select([waiter.fileno()], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("twice", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_agent_is_not_copied(alice: Agent, twice: Callable[[Agent], object]) -> None:
+    """In another process its descriptors are other files, which it would close and replace."""
+    with pytest.raises(TypeError, match="an Agent has descriptors of its process"):
+        twice(alice)
