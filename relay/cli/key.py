@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import click
 
 from relay.base import fsio
-from relay.base.errors import NotFound
-from relay.base.home import KEY, LEDGER, META
-from relay.base.names import check_agent_name
+from relay.base.errors import LedgerError, NotFound
+from relay.base.home import KEY, LEDGER, META, Home
+from relay.base.names import OPERATOR, check_agent_name
 from relay.cli.common import (
     command,
     complete_agents,
+    name_home,
     open_home,
     read_agent_meta,
     say,
@@ -43,7 +45,7 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
     """Create an agent's key, and write the public key to its meta.json.
 
     The private key is agents/NAME/key, mode 600; it is never replaced. To change the key, remove
-    the file, create a new one and confirm it with `relay key trust`.
+    the file, create a new one and confirm it with `relay key trust`; until then all is refused.
     """
     from relay.base.crypto import create_key, load_key, public_key
 
@@ -61,6 +63,9 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
                 fsio.write_atomic(opened.path("agents", name, META), data)
         if is_new:
             click.echo(f"relay: created agent {name} in {opened.root}", err=True)
+        with contextlib.suppress(LedgerError):  # no relay has run yet, or not one of this version
+            if _registered(opened, name) not in (None, public):
+                click.echo(name_home(_to_confirm(name, public)), err=True)
     say(public, {"name": name, "public_key": public}, as_json)
 
 
@@ -71,18 +76,33 @@ def show_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
 
     If none is registered, the one in its meta.json, which is registered with its next message.
     """
-    from relay.ledger.file import open_current
-
     with open_home(ctx, home) as opened:
-        db = open_current(opened.path(LEDGER))
-        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
-        db.close()
-        public = row["public_key"] if row else None
+        public: object = _registered(opened, name)
         if public is None and name in opened.agent_inodes():
             public = read_agent_meta(opened, name).get("public_key")
     if not isinstance(public, str):
         raise NotFound(f"{name!a} has no key", hint=f"create one with `relay key make {name}`")
     say(public, {"name": name, "public_key": public}, as_json)
+
+
+def _registered(home: Home, name: str) -> str | None:
+    """Read the key that the relay checks signatures against. Errors: as ``open_current``."""
+    from relay.ledger.file import open_current
+
+    with contextlib.closing(open_current(home.path(LEDGER))) as db:
+        row = db.execute("SELECT public_key FROM agents WHERE name = ?", (name,)).fetchone()
+    return row["public_key"] if row else None
+
+
+def _to_confirm(name: str, public: str) -> str:
+    """Say how a key that is not the registered one becomes it."""
+    told = (
+        f"relay: another key is registered for {name}; what this one signs is refused until "
+        f"`relay key trust {name} {public}`"
+    )
+    if name == OPERATOR:  # whose command it is
+        told += f"; move agents/{OPERATOR}/{KEY} away while that runs, or it is refused, too"
+    return told
 
 
 @key.command(

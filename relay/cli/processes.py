@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
+from click.core import ParameterSource
 
-from relay.base.errors import NotFound
+from relay.base.errors import ConfigError, NotFound
 from relay.base.home import LEDGER, LOG, Home
 from relay.base.names import ORCHESTRATOR, check_agent_name
 from relay.cli.common import (
@@ -107,12 +108,18 @@ Examples:
 def release(ctx: click.Context, /, name: str, reason: str, **caller: Any) -> None:
     """Stop an agent's process: SIGTERM, then SIGKILL after spawn.grace_s.
 
-    When this returns, the process and its children have ended. Its mailbox stays.
+    When this returns, the process and its children have ended. Its mailbox stays. Without
+    --timeout it waits spawn.grace_s longer than the default.
     """
     from agent_sdk.requests import release_headers
+    from relay.base.config import load
 
     root = root_of(ctx, caller.pop("home"))
     require_relay(root)
+    if ctx.get_parameter_source("timeout_s") is ParameterSource.DEFAULT:
+        # A config.json that cannot be used keeps nobody from ending a process.
+        with contextlib.suppress(ConfigError), Home(root) as opened:
+            caller["timeout_s"] += load(opened).spawn.grace_s
     headers = release_headers(name, reason)
     _ask(root, "release", headers, "", **caller)
 

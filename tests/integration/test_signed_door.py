@@ -217,3 +217,27 @@ def test_keys_on_the_command_line(home: Path) -> None:
     os.unlink(private)
     again = relay("key", "make", "alice", home=home)
     assert again.stdout != made.stdout
+    assert again.stderr == (
+        "relay: another key is registered for alice; what this one signs is refused until "
+        f"`relay --home {home} key trust alice {again.stdout.strip()}`\n"
+    )
+    assert relay("key", "trust", "alice", again.stdout.strip(), home=home).returncode == 0
+    assert relay("send", "bob", "hi", "--as", "alice", home=home).returncode == 0
+    assert relay("key", "make", "alice", home=home).stderr == ""
+
+
+@pytest.mark.usefixtures("running")
+def test_the_operator_confirms_its_own_new_key(home: Path) -> None:
+    """Its command is signed with the key that it confirms; what it is told to do works."""
+    assert relay("key", "make", "operator", home=home).returncode == 0
+    assert relay("send", "bob", "hi", home=home).returncode == 0
+    private, away = home / "agents" / "operator" / "key", home / "agents" / "key.away"
+    private.unlink()
+    made = relay("key", "make", "operator", home=home)
+    assert "; move agents/operator/key away while that runs, or it is refused, too" in made.stderr
+    trust = ("key", "trust", "operator", made.stdout.strip())
+    assert relay(*trust, home=home).returncode == 6
+    private.rename(away)
+    assert relay(*trust, home=home).returncode == 0
+    away.rename(private)
+    assert relay("send", "bob", "hi", home=home).returncode == 0

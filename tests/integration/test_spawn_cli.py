@@ -17,7 +17,7 @@ from agent_sdk.requests import spawn_headers
 from relay.agents.requests import parse_env
 from relay.agents.run_files import rotate
 from relay.base.home import Home
-from relay.cli.processes import LogFile
+from relay.cli.processes import LogFile, release
 from tests.procs import PATIENCE_S, home_of, relay, rows_of, until
 from tests.terminals import lines_in_a_terminal, terminal
 
@@ -58,6 +58,25 @@ def test_started_listed_and_released(home: Path, tmp_path: Path) -> None:
     until(lambda: "one" not in [row["name"] for row in listed(home)])
     (row,) = [row for row in listed(home, "--all") if row["name"] == "one"]
     assert (row["state"], row["pid"], row["exit_code"]) == ("released", None, -15)
+
+
+def test_a_release_waits_for_a_process_that_ignores_sigterm(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SIGKILL comes after 10 s, which was the time that the release waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(
+        "relay.cli.processes._ask", lambda *_, timeout_s, **__: waited.append(timeout_s)
+    )
+    for more in ([], ["--timeout", "3s"]):
+        release.main(["one", "--home", str(home), *more], standalone_mode=False)
+    config, before = home / "config.json", (home / "config.json").read_text()
+    config.write_text('{"spawn": {"grace_s": 50}}')
+    release.main(["one", "--home", str(home)], standalone_mode=False)
+    config.write_text("{")
+    release.main(["one", "--home", str(home)], standalone_mode=False)
+    config.write_text(before)
+    assert waited == [20, 3, 60, 10]
 
 
 def test_output_is_shown_from_its_end_and_as_it_comes(home: Path) -> None:
