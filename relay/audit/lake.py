@@ -86,7 +86,8 @@ class LakeManifest(msgspec.Struct, frozen=True):
             for line in part.lost
         ]
         below = os.path.join(home, "")
-        return [line if below in line else f"{below}{line}" for line in lines]
+        is_whole = re.compile(rf"/|\w+://|.*{re.escape(below)}", re.DOTALL)
+        return [line if is_whole.match(line) else f"{below}{line}" for line in lines]
 
 
 def version() -> str:

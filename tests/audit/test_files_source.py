@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
 
 from relay.acomm import store_file
 from relay.acomm.engine_state import EngineState
 from relay.acomm.model import ArchiveInfo, StoreFile
-from relay.audit.home_files import FileUnit, VerifiedFile, sources_of, verify
+from relay.audit.extract import PartTask, read_task
+from relay.audit.home_files import FileUnit, HomeSource, VerifiedFile, sources_of, verify
+from relay.audit.lake import LakeManifest, LakePart
 from relay.audit.snapshot import FrozenJournal, HomeSnapshot
 from relay.audit.sources.journal_files import ReadSettings
 from relay.audit.sources.ledger_rows import LedgerSnapshot
@@ -21,15 +27,21 @@ EVICT_TIER0, EVICT_TIER1 = JobKind.EVICT_TIER0, JobKind.EVICT_TIER1
 STREAM = f"{1:020d}"
 
 
-def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
-    """Every row of a home, by its path."""
+def sources(home: Path, *store_files: Path, objects: str = "") -> list[HomeSource]:
+    """Everything that a home has."""
     stream = str(home / "journal" / STREAM)
     journal = FrozenJournal(
         {stream: 1 << 40} if os.path.isdir(stream) else {}, ReadSettings(objects)
     )
     files = tuple(str(file) for file in store_files)
     frozen = HomeSnapshot(str(home), "/copies", LedgerSnapshot("", 0), files, 0, 0, 0, journal)
-    units = [unit for source in sources_of(frozen) for unit in source.units]
+    return list(sources_of(frozen))
+
+
+def rows(home: Path, *store_files: Path, objects: str = "") -> dict[str, VerifiedFile]:
+    """Every row of a home, by its path."""
+    found = sources(home, *store_files, objects=objects)
+    units = [unit for source in found for unit in source.units]
     return {row.path: row for unit in units for row in verify(str(home), unit)}
 
 
@@ -65,6 +77,53 @@ def test_an_object_is_judged_by_what_its_store_says_of_it(tmp_path: Path) -> Non
     assert found.keys() == set(keys[:2])
     assert found[keys[0]] == ["missing, but the manifest has it in Tier 2"]
     assert "expected size and ETag" in found[keys[1]][0]
+
+
+@pytest.mark.parametrize("size", [None, 40])
+def test_an_object_whose_records_cannot_be_read_is_damaged(
+    tmp_path: Path, size: int | None
+) -> None:
+    """Its size and its ETag may be as they were: its records were lost, and nobody said so."""
+    (tmp_path / "o").mkdir()
+    objects = str(tmp_path / "o")
+    builder = JournalBuilder(tmp_path / "home", objects=objects)
+    builder.segment(*(sent(number, os.urandom(99)) for number in range(3)))
+    builder.checkpoint()
+    builder.move(0, COMPRESS, UPLOAD, EVICT_TIER0, EVICT_TIER1)
+    builder.close()
+
+    def extracted(objects: str) -> tuple[LakePart, list[str]]:
+        """The part of that segment, and the problems of the object's row."""
+        found = sources(builder.root, objects=objects)
+        (segment,) = [source for source in found if source.path.endswith("/0")]
+        settings = ReadSettings(objects)
+        task = PartTask(
+            str(tmp_path / "lake"), "h", str(builder.root), settings, [segment], time.time_ns()
+        )
+        part = read_task(task)
+        (file,) = [file for file in part.files if file.table == "files"]
+        listed = pq.read_table(tmp_path / "lake" / file.path).to_pylist()
+        (row,) = [row for row in listed if row["kind"] == "object"]
+        return part, row["problems"]
+
+    part, problems = extracted(objects)
+    assert part.problems == part.lost == problems == []
+    (stored,) = (tmp_path / "o").glob("*/*.seg.zst")
+    whole = stored.read_bytes()
+    altered = bytearray(whole)
+    altered[30] ^= 0xFF
+    stored.write_bytes(altered[:size])
+    part, problems = extracted(objects)
+    assert problems and stored.name in " ".join(part.problems)
+    (line,) = part.lost  # with the object's path: its copy is removed
+    assert line.startswith(f"{stored} at ")
+    made = LakeManifest("", "", 0, [part])
+    assert made.lost("/a/home") == [line]
+    # What is away is said as well, and is no damage.
+    stored.write_bytes(whole)
+    part, problems = extracted("")
+    assert "is in Tier 2, and no object store is named" in " ".join(part.problems)
+    assert problems == []
 
 
 def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:

@@ -331,13 +331,17 @@ def _download(
     store = open_objects(objects)
     private = cleanup.enter_context(temporary_folder("segment"))
     path = os.path.join(private, warm_name(entry.segment_id))
+    shown = f"{store.url}/{entry.key}"  # in messages
     _get(store, entry.key, path)
-    needed = dictionary_of(path)
-    if needed:
-        name = dictionary_name(needed)
-        _get(store, f"{os.path.dirname(entry.key)}/{name}", os.path.join(private, name))
-    source = WarmSegment(path)
-    source.path = f"{store.url}/{entry.key}"  # for messages
+    try:
+        needed = dictionary_of(path)
+        if needed:
+            name = dictionary_name(needed)
+            _get(store, f"{os.path.dirname(entry.key)}/{name}", os.path.join(private, name))
+        source = WarmSegment(path)
+    except FormatError as exc:  # of the copy, which is removed
+        raise FormatError(shown, exc.offset, exc.expected, exc.found) from exc
+    source.path = shown
     return source
 
 
