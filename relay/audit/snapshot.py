@@ -25,7 +25,7 @@ from relay.audit.sources.ledger_rows import LedgerSnapshot, take_snapshot
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import load
-from relay.base.discovery import CONFIG
+from relay.base.discovery import CONFIG, has_config
 from relay.base.errors import (
     FormatError,
     HomeMissing,
@@ -107,6 +107,9 @@ def snapshot_home(
     if not os.path.isdir(home):
         raise HomeMissing(f"there is no relay home at {home}")
     _require_readable(home)
+    if not (has_config(home) or os.path.exists(os.path.join(home, LEDGER))):
+        text = f"{home} is not a relay home: it has neither {CONFIG} nor {LEDGER}"
+        raise HomeMissing(text, hint="name a relay home")
     ledger = take_snapshot(os.path.join(home, LEDGER), os.path.join(folder, LEDGER), clock)
     files = _take_store(home, folder, clock)
     pattern = os.path.join(glob.escape(home), ARCHIVES)

@@ -80,9 +80,9 @@ class TwoHomes(RelayError):
 
 
 class NoRoom(RelayError):
-    """A command's temporary copy does not fit on the disk."""
+    """A lake, or the temporary one of a run, does not fit on the disk."""
 
-    hint = "free space there, or set TMPDIR to a folder on a larger disk"
+    hint = "free space there, or name a folder on a larger disk: --lake, or TMPDIR without it"
 
 
 class InvalidName(RelayError):

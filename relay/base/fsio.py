@@ -83,8 +83,9 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
         fault("write", path)
         _write_all(fd, data)
         sync_file(fd)
-    except OSError:
+    except OSError as exc:
         _remove_incomplete(temp, dir_fd)
+        exc.filename = path
         raise
     finally:
         os.close(fd)

@@ -144,6 +144,9 @@ def test_a_home_that_is_not_whole_is_one_line(home: HomeBuilder, tmp_path: Path)
     with pytest.raises(HomeMissing, match=r"there is no relay home at /nowhere$"):
         relay_audit("run", home="/nowhere")
     (tmp_path / "empty").mkdir()
+    with pytest.raises(HomeMissing, match="it has neither config"):
+        relay_audit("run", home=str(tmp_path / "empty"))
+    (tmp_path / "empty/config.json").write_text("{}")
     with pytest.raises(LedgerError, match=r"there is no ledger at .*/empty/ledger\.db$"):
         relay_audit("run", home=str(tmp_path / "empty"))
     (home.root / "store").rmdir()

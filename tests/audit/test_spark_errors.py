@@ -198,7 +198,7 @@ def test_a_table_that_finds_no_room_is_named_and_nothing_is_left(
     assert re.fullmatch(
         rf"reconcile: could not run: {temp}/relay-audit-run-\w+/lake/originals/home=\w+/\S+ "
         "cannot be written: File too large; "
-        "free space there, or set TMPDIR to a folder on a larger disk\n",
+        "free space there, or name a folder on a larger disk: --lake, or TMPDIR without it\n",
         done.stderr,
     )
     assert os.listdir(temp) == []

@@ -211,12 +211,13 @@ def test_an_error_names_the_whole_path(folder: int, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_not_filled_with_the_piece(folder: int, tmp_path: Path) -> None:
     fsio.create("f", b"old", folder)
-    for call in (
-        lambda: fsio.write_atomic(str(tmp_path / "f"), b"x" * 5000),
-        lambda: fsio.create("g", b"x" * 5000, folder),
+    for call, name in (
+        (lambda: fsio.write_atomic(str(tmp_path / "f"), b"x" * 5000), "f"),
+        (lambda: fsio.create("g", b"x" * 5000, folder), "g"),
     ):
-        with no_room_above(4096), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        with no_room_above(4096), pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as caught:
             call()
+        assert caught.value.filename == str(tmp_path / name)  # it says on which disk
         assert os.listdir(tmp_path) == ["f"]
     assert (tmp_path / "f").read_bytes() == b"old"
 
