@@ -263,6 +263,8 @@ def _plan_deliveries(
         plan = _plan_command(plan, inbound.original or message, store)
     if absent:
         text = _bounced_text(absent, inbound.file.file_name)
+        if message.to.startswith(("*", "#")) and not (targets or _keeps(route, store)):
+            text = _nobody_text(absent)  # `send` tells it, as of a group without members
         messages.append(reply(plan.subject, Kind.NACK, text))
     files: tuple[OutgoingFile, ...] = ()
     if targets:
@@ -311,8 +313,8 @@ def _plan_command(plan: Plan, message: MessageFile, store: Engine) -> Plan:
 def _no_recipients(message: MessageFile, sender: str, route: Route, store: Engine) -> str:
     """The nack for a message without recipients; empty if a sticky channel keeps it."""
     channel = store.channels.find_by_name(route.channel)
-    if channel is not None and channel.config.sticky_messages:
-        return ""  # later members and subscribers get it
+    if _keeps(route, store):
+        return ""
     if route.channel == EVERYONE_CHANNEL:
         return "no recipients: there are no other active agents"
     if channel is None or channel.channel_type is not ChannelType.PUB_SUB:
@@ -330,6 +332,18 @@ def _no_recipients(message: MessageFile, sender: str, route: Route, store: Engin
         f"no recipients: {there_are} to topic {topic} of #{route.channel}: "
         f"`relay channel show {route.channel}` lists subscriptions"
     )
+
+
+def _keeps(route: Route, store: Engine) -> bool:
+    """True if later members and subscribers get what is sent there."""
+    channel = store.channels.find_by_name(route.channel)
+    return channel is not None and channel.config.sticky_messages
+
+
+def _nobody_text(absent: Mapping[str, str]) -> str:
+    """The nack for a message that none of its recipients gets."""
+    whys = [f"{name}: {why}" if why == NO_AGENT else why for name, why in absent.items()]
+    return f"no recipients: {'; '.join(whys)}"
 
 
 def _bounced_text(absent: Mapping[str, str], file_name: str) -> str:

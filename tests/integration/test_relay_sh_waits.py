@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent
+from agent_sdk import Agent, Refused
 from relay.base.errors import EXIT_OK, EXIT_REFUSED, EXIT_STATE
-from tests.procs import PATIENCE_S, Relay, inbox_of, until
+from tests.procs import PATIENCE_S, Relay, inbox_of, relay, until
 from tests.shells import SHELLS, Shell
 
 pytestmark = pytest.mark.home("sh-1", "bob", "carol")
@@ -80,6 +80,27 @@ def test_a_nack_that_some_did_not_get_it_stays_in_the_inbox(running: Relay, sh: 
     (nack,) = inbox_of(sh.home, "sh-1")
     assert f"RE: {sent}\n" in nack.read_text()
     assert "carol did not get" in nack.read_text()
+
+
+def test_a_channel_none_of_whose_members_gets_it_refuses_it(running: Relay, sh: Shell) -> None:
+    """As one without members: the sender is told at once, by each way to send."""
+    with Agent("carol", sh.home) as carol:
+        carol.join("team", timeout_s=PATIENCE_S)
+    with Agent("operator", sh.home) as operator:
+        operator.join("team", timeout_s=PATIENCE_S)
+        body = "ACTION: agent.retire\nNAME: carol\nREASON: done"
+        operator.request("__orchestrator__", body, PATIENCE_S)
+        with pytest.raises(Refused, match=r"^no recipients: carol is retired since .*: done"):
+            operator.send("#team", "hi", wait=PATIENCE_S)
+    told = relay("send", "--wait", "delivered", "#team", "hi", home=sh.home)
+    assert told.returncode == EXIT_REFUSED
+    assert send(sh, "relay_send -k join '#team'")[0] == EXIT_OK
+    status, _, line = send(sh, "relay_send '#team' hi")
+    assert status == EXIT_OK  # the operator is there
+    with Agent("operator", sh.home) as operator:
+        operator.leave("team", timeout_s=PATIENCE_S)
+    status, _, line = send(sh, "relay_send '#team' hi")
+    assert status == EXIT_REFUSED and line.startswith("relay: no recipients: carol is retired")
 
 
 def test_without_a_relay_it_waits_in_the_outbox(sh: Shell) -> None:
