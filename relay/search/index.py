@@ -218,6 +218,8 @@ class Index:
             return self._connect(create=True)
 
     def _connect(self, *, create: bool) -> sqlite3.Connection:
+        if os.path.islink(self.path):  # SQLite would write into the file that it names
+            raise SearchIndexDamaged(f"{self.path} is a symbolic link")
         quoted = self.path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
         if create and not os.path.lexists(self.path):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, fsio.FILE_MODE))

@@ -41,6 +41,8 @@ CATCH_UP_S = 1.0  # where no relay runs
 SMALL_STORE_BYTES = 2 << 20  # a larger one is indexed by the relay alone
 WAIT_S = 1.0  # for a relay that is about to index the newest messages
 POLL_S = 0.02
+UNREAD = "unread"  # a state of a query
+_AMONG = "message_id IN (SELECT value FROM json_each(?))"
 
 
 class Rows(NamedTuple):
@@ -228,7 +230,8 @@ def find_rows(home: Home, query: Query, limit: int, offset: int = 0) -> Rows:
     Messages are found without the index and without the ledger, too. Errors: NotFound for the name
     of an agent or a channel that is nobody's, where nothing is found; RelayError, OSError.
     """
-    found, note = look_up(home, query, limit + offset)
+    look = _look_up_unread if UNREAD in query.states else look_up
+    found, note = look(home, query, limit + offset)
     try:
         rows, has_more = _by_ledger(home, query, found, limit, offset)
     except LedgerError as exc:
@@ -254,11 +257,10 @@ def _by_ledger(
     with contextlib.closing(open_current(home.path(LEDGER))) as db:
         entries += [(entry, "") for entry in _refused(db, home, query)]
         entries.sort(key=lambda pair: sort_key(query, pair[0]), reverse=largest_first(query))
-        for row in _rows(db, query, entries[offset : offset + limit]):
+        for row in _rows(home, db, query, entries[offset : offset + limit]):
             if row["outcome"] == outcomes.Outcome.REFUSED and not row["content"]:
                 row["content"] = _body(home, _path_of(db, row["id"]))
-            if "unread" not in query.states or _is_in_inbox(home, row):
-                rows.append(row)
+            rows.append(row)
     return rows, found.has_more or len(entries) > offset + limit
 
 
@@ -333,10 +335,25 @@ def _path_of(db: sqlite3.Connection, message_id: str) -> str | None:
     return None if row is None else row[0]
 
 
-def _is_in_inbox(home: Home, row: dict[str, Any]) -> bool:
+def _look_up_unread(home: Home, query: Query, most: int) -> tuple[Found, str]:
+    """The same as ``look_up``, without what was taken while no relay runs, which has noted it."""
+    from relay.ledger.file import open_current
+    from relay.search.find import Found
+
+    asked_for = most
+    while True:
+        found, note = look_up(home, query, asked_for)
+        with contextlib.closing(open_current(home.path(LEDGER))) as db:
+            so = {message_id for message_id, _ in _wanted(home, db, query, found.entries)}
+        kept = [pair for pair in found.entries if pair[0].relay_id in so]
+        if len(kept) >= most or not found.has_more:
+            return Found(kept[:most], found.has_more or len(kept) > most), note
+        asked_for *= 4
+
+
+def _is_in_inbox(home: Home, message_id: str, recipient: str) -> bool:
     """False once it was taken, which a relay that does not run has not recorded."""
-    path = home.path("agents", row["recipients"][0], "inbox", row["id"] + MSG_SUFFIX)
-    return os.path.lexists(path)
+    return os.path.lexists(home.path("agents", recipient, "inbox", message_id + MSG_SUFFIX))
 
 
 def _body(home: Home, path: str | None) -> str:
@@ -352,17 +369,16 @@ def _body(home: Home, path: str | None) -> str:
 
 
 def _rows(
-    db: sqlite3.Connection, query: Query, page: list[tuple[Entry, str]]
+    home: Home, db: sqlite3.Connection, query: Query, page: list[tuple[Entry, str]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each message, or for each recipient for whom it is in the query's states."""
-    which = "message_id IN (SELECT value FROM json_each(?))"
-    ids = json.dumps([entry.relay_id for entry, _ in page if entry.relay_id])
-    found = db.execute(f"SELECT * FROM messages WHERE {which}", (ids,))
+    ids = _ids(page)
+    found = db.execute(f"SELECT * FROM messages WHERE {_AMONG}", (ids,))
     messages = {row["message_id"]: row for row in found}
     deliveries: dict[str, list[outcomes.Fields]] = {}
-    for delivery in outcomes.read_deliveries(db, which, ids):
+    for delivery in outcomes.read_deliveries(db, _AMONG, ids):
         deliveries.setdefault(delivery["message_id"], []).append(delivery)
-    wanted = _wanted(db, query, which, ids) if query.states else None
+    wanted = _wanted(home, db, query, page) if query.states else None
     now_ns = time.time_ns()
     for entry, channel in page:
         facts, number = _facts(entry, channel), entry.relay_id or ""
@@ -387,13 +403,12 @@ def became_of(home: Home, recipient: str, message_ids: list[str]) -> dict[str, d
     """
     from relay.ledger.file import open_current
 
-    ids = json.dumps(message_ids)
-    which, found = "message_id IN (SELECT value FROM json_each(?))", dict[str, dict[str, Any]]()
+    ids, found = json.dumps(message_ids), dict[str, dict[str, Any]]()
     with contextlib.suppress(RelayError):
         with contextlib.closing(open_current(home.path(LEDGER))) as db:
-            rows = db.execute(f"SELECT * FROM messages WHERE {which}", (ids,))
+            rows = db.execute(f"SELECT * FROM messages WHERE {_AMONG}", (ids,))
             messages = {row["message_id"]: row for row in rows}
-            mine = f"{which} AND recipient = ?"
+            mine = f"{_AMONG} AND recipient = ?"
             now_ns = time.time_ns()
             for delivery in outcomes.read_deliveries(db, mine, ids, recipient):
                 if (row := messages.get(delivery["message_id"])) is not None:
@@ -402,15 +417,26 @@ def became_of(home: Home, recipient: str, message_ids: list[str]) -> dict[str, d
     return found
 
 
+def _ids(page: list[tuple[Entry, str]]) -> str:
+    return json.dumps([entry.relay_id for entry, _ in page if entry.relay_id])
+
+
 def _wanted(
-    db: sqlite3.Connection, query: Query, which: str, ids: str
+    home: Home, db: sqlite3.Connection, query: Query, page: list[tuple[Entry, str]]
 ) -> frozenset[tuple[str, str]]:
     """The deliveries of these messages that are in the query's states."""
     from relay.search.find import in_state
 
-    condition, values = in_state(query)
-    sql = f"SELECT message_id, recipient FROM deliveries AS d WHERE {which} AND ({condition})"
-    return frozenset((row[0], row[1]) for row in db.execute(sql, (ids, *values)))
+    def in_states(*states: str) -> Iterator[tuple[str, str]]:
+        condition, values = in_state(query._replace(states=states))
+        sql = f"SELECT message_id, recipient FROM deliveries AS d WHERE {_AMONG} AND ({condition})"
+        yield from ((row[0], row[1]) for row in db.execute(sql, (_ids(page), *values)))
+
+    others = [state for state in query.states if state != UNREAD]
+    found = {*in_states(*others)} if others else set()
+    if UNREAD in query.states:
+        found.update(pair for pair in in_states(UNREAD) if _is_in_inbox(home, *pair))
+    return frozenset(found)
 
 
 def _rejection(db: sqlite3.Connection, name: str) -> tuple[str | None, str | None]:

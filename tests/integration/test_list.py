@@ -82,6 +82,29 @@ def test_since_is_when_something_last_happened_to_it_not_when_it_was_sent(box: B
     assert asked(box, "is:failed", f"after:{now}") == []
 
 
+def test_unread_with_another_state_is_either(box: Box) -> None:
+    """Of what was not unread nothing was shown; of a message without TO it was a traceback."""
+    owed = box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
+    box.take("bob", owed)
+    box.tick()
+    box.send("alice", "TO: bob\n\nhi")
+    box.send("alice", "no header")
+    found = asked(box, "is:unread", "is:open", "to:bob")
+    assert sorted(found) == [("alice", "bob", "delivered"), ("alice", "bob", "read")]
+    found = asked(box, "is:unread", "is:refused", "from:alice")
+    assert {*found} == {("alice", None, "refused"), ("alice", "bob", "delivered")}
+
+
+def test_what_was_taken_while_no_relay_ran_takes_no_place_of_the_rest(box: Box) -> None:
+    """`unread --limit 2` said that nothing is unread."""
+    sent = [box.send("alice", f"TO: bob\n\nnumber {number}") for number in range(4)]
+    for message_id in sent[:2]:
+        box.take("bob", message_id)
+    for limit in ("1", "2"):
+        found = rows_of("unread", "--agent", "bob", "--limit", limit, home=box.root)
+        assert [row["id"] for row in found] == sent[2:][: int(limit)]
+
+
 def test_a_file_that_was_taken_while_no_relay_ran_is_not_unread(box: Box) -> None:
     sent = box.send("alice", "TO: bob\n\nhi")
     assert asked(box, "is:unread") == [("alice", "bob", "delivered")]

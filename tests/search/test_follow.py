@@ -102,6 +102,19 @@ def test_a_damaged_file_is_filled_again(box: Box, content: bytes) -> None:
 
 
 @pytest.mark.box("alice", "bob")
+def test_a_link_is_replaced_and_the_file_that_it_names_is_as_it_was(box: Box) -> None:
+    talk(box, 4)
+    other = box.root.parent / "other"
+    other.touch()
+    Path(box.home.path(SEARCH)).symlink_to(other)
+    with pytest.raises(SearchIndexDamaged, match="is a symbolic link"):
+        Index(box.home.path(SEARCH))
+    assert by_index(box, "number") == by_scan(box, "number")
+    assert other.read_bytes() == b""
+    assert not Path(box.home.path(SEARCH)).is_symlink()
+
+
+@pytest.mark.box("alice", "bob")
 def test_one_of_another_version_is_filled_again(box: Box) -> None:
     talk(box, 4)
     follow(box).close()
