@@ -39,7 +39,8 @@ class Attachments:
         """
         with _opened(source) as stream, self._home.dirs() as dirs:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            size = stream.seek(0, os.SEEK_END)
+            # What was read: a file of /proc has no end to seek, and one of /sys another.
+            size = len(source) if isinstance(source, bytes) else stream.tell()
             retry_on_enospc(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
             # Existing content, too: its writer may not have synced yet.
             fsio.sync_file(dirs.get(FOLDER, digest[:2]))

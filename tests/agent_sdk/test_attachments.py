@@ -45,6 +45,14 @@ def test_nothing_is_an_attachment_too(alice: Agent) -> None:
     assert alice.open_attachment(alice.attach(b"")) == b""
 
 
+def test_a_file_of_the_kernel_is_attached(relay: HandRelay, alice: Agent) -> None:
+    """It has no end to seek, or one that is not its size."""
+    for path in ("/proc/version", "/sys/kernel/mm/transparent_hugepage/enabled"):
+        if os.path.exists(path):
+            reference = alice.attach(path)
+            assert alice.open_attachment(reference) == Path(path).read_bytes()
+
+
 def test_a_damaged_attachment_is_an_error(relay: HandRelay, alice: Agent) -> None:
     reference = alice.attach(DATA)
     path = relay.root / "attachments" / DIGEST[:2] / DIGEST
