@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from relay.audit import home_files, lake_columns
 from relay.audit.disk_usage import measure
-from relay.audit.home_files import FileUnit, HomeSource, VerifiedFile, sources_of
+from relay.audit.home_files import UNREAD, FileUnit, HomeSource, VerifiedFile, sources_of
 from relay.audit.lake import (
     EXTRACTOR,
     Lake,
@@ -60,7 +60,6 @@ from relay.base.home import LEDGER
 from relay.base.text import format_size
 
 PROCESSES = 2
-UNREAD = "records"  # in the place of a kind: records of a segment that could not be read
 ALONE_BYTES = 4 << 20  # a source of so many has a part of its own
 PART_BYTES = 64 << 20  # of a part with several sources
 FEW_BYTES = 16 << 20  # a second process takes as long to start as to read these

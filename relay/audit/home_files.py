@@ -25,7 +25,7 @@ from relay.audit.sources import journal_files, originals
 from relay.audit.sources.journal_files import SegmentPart
 from relay.audit.sources.originals import ArchiveUnit
 from relay.base.clock import NS_PER_MS, iso_date
-from relay.base.errors import RelayError
+from relay.base.errors import ObjectError, RelayError
 from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, STORE
 from relay.base.names import sha256_hex
@@ -37,6 +37,7 @@ from relay.journal.segment import segment_files, warm_path
 from relay.ledger import attachments
 
 ATTACHMENTS = "attachments"
+UNREAD = "records"  # in the place of a kind: what could not be read, and is not judged
 
 
 class FileUnit(NamedTuple):
@@ -184,7 +185,10 @@ def verify(home: str, unit: FileUnit) -> Iterator[VerifiedFile]:
         "object": _object,
     }
     check_unit = checks[unit.kind]
-    yield checked(home, unit, unit.shown, lambda: check_unit(unit))
+    row = checked(home, unit, unit.shown, lambda: check_unit(unit))
+    yield row
+    if unit.objects and row.warnings:
+        yield VerifiedFile(unit.shown, UNREAD, problems=row.warnings)
 
 
 def _attachments(home: str, unit: FileUnit) -> Iterator[VerifiedFile]:
@@ -264,7 +268,10 @@ def _object(unit: FileUnit) -> VerifiedFile:
     row = _with_facts(VerifiedFile(unit.shown, unit.kind), unit, entry)
     if not unit.objects:
         return row._replace(warnings=["journal.objects is not set: not checked"])
-    facts = open_objects(unit.objects).head(unit.path)
+    try:
+        facts = open_objects(unit.objects).head(unit.path)
+    except ObjectError as exc:  # its store does not answer: that is no fault of the object
+        return row._replace(warnings=[f"not checked: {exc}"])
     if facts is None:
         return row._replace(problems=["missing, but the manifest has it in Tier 2"])
     expected = (entry.compressed_bytes, entry.etag)

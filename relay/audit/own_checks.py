@@ -27,8 +27,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relay.audit.extract import UNREAD
 from relay.audit.formats import JOURNAL, MODES, STORED_MESSAGE, register, subset
+from relay.audit.home_files import UNREAD
 from relay.audit.jobs import JOBS, AuditJob
 from relay.audit.jobs.job import Tables, Written
 from relay.audit.jobs.sql_files import ERROR, SEVERITY, WARNING, Header, read_header

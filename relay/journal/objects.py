@@ -81,6 +81,9 @@ class DirectoryObjects:
 
     def __init__(self, root: str) -> None:
         self.url = os.path.realpath(root)
+        self._hint = "mount it, or create the directory"
+        if "://" in root:
+            self._hint = "an object store is a directory or s3://bucket/prefix"
 
     def head(self, key: str) -> ObjectFacts | None:
         """The size of the file, with ETag and metadata from the file beside it."""
@@ -156,8 +159,8 @@ class DirectoryObjects:
     def _failing(self, key: str) -> Iterator[None]:
         """Translate OSError into ObjectError with its reason."""
         if not os.path.isdir(self.url):
-            hint = "mount it, or create the directory"
-            raise ObjectError(f"{self.url}: no such directory", Reason.UNAVAILABLE, hint=hint)
+            text = f"{self.url}: no such directory"
+            raise ObjectError(text, Reason.UNAVAILABLE, hint=self._hint)
         try:
             yield
         except OSError as exc:

@@ -126,6 +126,29 @@ def test_an_object_whose_records_cannot_be_read_is_damaged(
     assert problems == []
 
 
+def test_an_object_whose_store_is_away_is_not_called_damaged(tmp_path: Path) -> None:
+    """`integrity` said that each had changed since it was written."""
+    objects = tmp_path / "o"
+    objects.mkdir()
+    builder = JournalBuilder(tmp_path / "home", objects=str(objects))
+    builder.segment(sent(1))
+    builder.checkpoint()
+    builder.move(0, COMPRESS, UPLOAD)
+    builder.close()
+    objects.rename(tmp_path / "away")
+    (unit,) = [
+        unit
+        for source in sources(builder.root, objects=str(objects))
+        for unit in source.units
+        if unit.kind == "object"
+    ]
+    row, unread = verify(str(builder.root), unit)
+    why = f"not checked: {objects}: no such directory"
+    assert (row.kind, row.problems, row.warnings) == ("object", [], [why])
+    assert row.item and row.sha256  # its day is as it was
+    assert (unread.kind, unread.problems) == ("records", [why])  # who extracts is told
+
+
 def test_a_segment_is_the_same_item_in_each_tier(tmp_path: Path) -> None:
     hot = JournalBuilder(tmp_path / "hot")
     warm = JournalBuilder(tmp_path / "warm")

@@ -177,6 +177,12 @@ def test_a_setting_names_its_store(tmp_path: Path) -> None:
     assert open_objects(f"file://{tmp_path}").url == str(tmp_path)
 
 
+def test_another_kind_of_store_is_no_directory_to_be_created() -> None:
+    with pytest.raises(ObjectError) as caught:
+        open_objects("gs://bucket/prefix").head(KEY)
+    assert caught.value.hint == "an object store is a directory or s3://bucket/prefix"
+
+
 def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     store = DirectoryObjects(str(tmp_path / "disk"))
     found = _all_calls(store, tmp_path / "file")
