@@ -216,6 +216,8 @@ def _rejected(db: sqlite3.Connection, message_id: str) -> dict[str, Any]:
 def describe_hop(hop: dict[str, Any], facts: dict[str, Any]) -> str:
     """Describe a hop."""
     what, name, detail = hop["what"], hop["recipient"], hop["detail"]
+    if name is None and facts["from"] == ORCHESTRATOR:  # which has no outbox, and writes no file
+        return "made by the relay" if what == "discovered" else str(what)
     if name is None and what != "discovered":
         at = facts.get("file_at") or detail
         return f"{what}, file in {detail}" + ("" if at == detail else f" ({at})")
@@ -331,11 +333,14 @@ def _is_same_ms(first: int | None, second: int | None) -> bool:
 
 
 def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
-    """Sort by time; a hop of unknown time stays after its predecessor."""
+    """Sort by time; a hop of unknown time stays after its predecessor of the same recipient."""
     keyed: list[tuple[int, Hop]] = []
-    at = 0
+    begin: int | None = None
+    at, recipient = 0, None
     for hop in hops:
-        at = hop.at or at
+        begin = hop.at or 0 if begin is None else begin
+        at = hop.at or (at if hop.recipient == recipient else begin)
+        recipient = hop.recipient
         keyed.append((at, hop))
     return [hop for _, hop in sorted(keyed, key=itemgetter(0))]
 

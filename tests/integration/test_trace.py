@@ -134,6 +134,35 @@ def test_one_that_was_held_was_accepted_before_and_nobody_knows_when(life: Life)
     assert [line.split()[0] for line in shown[1:3]] == ["unknown", "unknown"]
 
 
+def test_what_is_unknown_of_one_stands_behind_nothing_of_another(life: Life) -> None:
+    """The beginning of carol's delivery stood behind the end of bob's, however late that was."""
+    for state in ("held", "written", "dead"):
+        for name in ("bob", "carol"):
+            with life.ledger.transaction():
+                at = life.now()
+                put(life.ledger, life.id, name, state, 1, staged_at=at, written_at=at)
+    hops = [(hop["what"], hop["recipient"]) for hop in life.trace()["hops"][1:]]
+    assert hops == [
+        ("accepted", "bob"),
+        ("held", "bob"),
+        ("accepted", "carol"),
+        ("held", "carol"),
+        ("written", "bob"),
+        ("written", "carol"),
+        ("dead", "bob"),
+        ("dead", "carol"),
+    ]
+
+
+def test_the_relays_own_message_was_in_no_outbox_and_has_no_file(box: Box) -> None:
+    box.send("alice", "TO: nobody\n\nhi")
+    (nack,) = box.inbox("alice")
+    shown = relay("trace", nack, home=box.root).stdout.splitlines()[3:]
+    said = [line.split(maxsplit=1)[1] for line in shown]
+    assert said[0] == "made by the relay" and "archived" in said
+    assert not any("__orchestrator__" in line for line in said)
+
+
 @pytest.mark.damages
 def test_an_attempt_that_was_never_written_has_no_such_hop(life: Life) -> None:
     life.write(1)
