@@ -104,10 +104,10 @@ def test_the_home_of_another_user(
     real = {name: getattr(os, name) for name in ("scandir", "open")}
 
     def as_another(name: str) -> Callable[..., object]:
-        def call(given: object, *rest: object) -> object:
+        def call(given: object, *rest: object, **named: object) -> object:
             if given == path:
                 raise PermissionError(errno.EACCES, "Permission denied", given)
-            return real[name](given, *rest)
+            return real[name](given, *rest, **named)
 
         return call
 

@@ -171,7 +171,7 @@ def test_a_file_is_checked_by_setting_or_line_and_column(home: Path, tmp_path: P
     for text, fault in (
         ('{"a":', "line 1, column 6: "),
         ('{"a": "b\n"}', "line 1, column 9: invalid control character; fix"),
-        ('{\n  "lead": "alice",\n}', "line 3, column 1: "),
+        ('{\n  "lead": "alice"\n  "x"}', "line 3, column 3: "),
         ('{"limits": {"batch_file": 1}}', "setting limits.batch_file does not exist; did you mean"),
         ('{"limits": {"batch_files": "x"}}', "limits.batch_files: expected a whole number, got"),
     ):

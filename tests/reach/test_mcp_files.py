@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 from mcp import Client
 
 from relay.base.text import visible
@@ -33,10 +34,12 @@ async def test_what_is_no_file_is_not_sent(served: Path, tmp_path: Path) -> None
     with (tmp_path / "large").open("wb") as large:
         large.truncate(1025 << 20)
     os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="embedded null") as embedded:
+        os.stat("a\0b")  # in the words of the Python that runs
     said = {
         "nosuch": "cannot be sent: No such file or directory; expected the path of a file",
         "": "cannot be sent: Is a directory; expected the path of a file",
-        "a\0b": "cannot be sent: embedded null byte; expected the path of a file",
+        "a\0b": f"cannot be sent: {embedded.value}; expected the path of a file",
         "large": "is 1025 MiB, at most 1024 (limits.max_attachment_mib): send its path",
     }
     async with Client(server_of(served).server) as client:
