@@ -45,6 +45,7 @@ from relay.audit.sources.journal_files import (
     read_segment,
 )
 from relay.base import fsio
+from relay.base.discovery import has_config
 from relay.base.errors import HomeMissing, JournalError, JournalPruned, RelayError
 from relay.base.home import JOURNAL
 from relay.journal.segment import segment_path
@@ -168,6 +169,8 @@ def _own(checkpoint: str, out: str | None, home: str, held: contextlib.ExitStack
     try:
         owner = _Owner(home, checkpoint, secrets.token_hex(8))
         for folder in dict.fromkeys(filter(None, (checkpoint, out))):
+            if has_config(folder):
+                raise RelayError(f"{folder} is a relay home", hint="name a folder of its own")
             os.makedirs(folder, mode=0o700, exist_ok=True)  # private: they show who writes to whom
             _lock(folder, held)
             owner = _claim(os.path.join(folder, "watch.json"), owner, is_new=folder == checkpoint)
@@ -260,6 +263,12 @@ class _Watch:
                 f"{checkpoint} is of an earlier version of agent-relay; {NEW_CHECKPOINT}"
             )
         self.position = self._after = known or _Position()
+        if out is not None and _last_batch(out) > (known.batch if known else -1):
+            raise RelayError(
+                f"{out} has batches that {checkpoint} does not: it was restored, or {POSITION} is"
+                " gone, and events would be kept twice",
+                hint=f"{NEW_CHECKPOINT}, and with a new OUT",
+            )
         for stream in self.position.offsets.keys() - set(self._streams()):
             raise self._is_ahead(stream, 0)
 
@@ -366,6 +375,13 @@ class _Watch:
                         return _Read(pa.Table.from_batches(found), starts, ends, damaged)
         events = pa.Table.from_batches(found, AOF2)
         return _Read(events, starts, ends, damaged)
+
+
+def _last_batch(out: str) -> int:
+    """The highest number of a batch in OUT; -1 without one."""
+    names = glob.glob("batch=*", root_dir=os.path.join(out, "events"))
+    numbers = (name.removeprefix("batch=") for name in names)
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def _time_of(events: pa.Table) -> str:

@@ -363,6 +363,33 @@ def test_events_of_a_checkpoint_that_was_removed_are_not_mixed_with_others(
         watched.look()
 
 
+def test_a_position_that_was_lost_or_put_back_keeps_no_event_twice(watched: Watched) -> None:
+    position = Path(watched.checkpoint, "position.json")
+    watched.journal.say(sent(1))
+    watched.look()
+    before = position.read_bytes()
+    for number in (2, 3):
+        watched.journal.say(sent(number))
+        watched.look()
+    kept = watched.kept()
+    position.write_bytes(before)
+    for _ in range(2):
+        with pytest.raises(RelayError, match=r"has batches that .* does not") as caught:
+            watched.look()
+        assert caught.value.hint.endswith("and with a new OUT")
+        position.unlink(missing_ok=True)
+    assert watched.kept() == kept
+    assert watched.look(checkpoint=watched.checkpoint + "2", out=watched.out + "2")["events"] == 3
+
+
+def test_a_home_is_no_checkpoint(watched: Watched) -> None:
+    Path(watched.home, "config.json").write_text("{}")
+    for name in ("checkpoint", "out"):
+        with pytest.raises(RelayError, match="is a relay home"):
+            watched.look(**{name: watched.home})
+    assert not Path(watched.home, "watch.json").exists()
+
+
 def test_a_batch_that_was_begun_and_is_pruned_ends_with_one_line(watched: Watched) -> None:
     for number in (1, 2):
         watched.journal.segment(sent(number))
