@@ -9,6 +9,7 @@ box.restart()                          SIGKILL in place, and the next start
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -286,7 +287,7 @@ class Box:
 
     def sql(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Ask the ledger as ``sqlite3`` would, from another connection."""
-        with sqlite3.connect(self.home.path(LEDGER)) as db:
+        with contextlib.closing(sqlite3.connect(self.home.path(LEDGER))) as db, db:
             rows = db.execute(query, values).fetchall()
         db.close()
         return rows

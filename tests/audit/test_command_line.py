@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -45,7 +46,7 @@ def test_what_a_newer_relay_wrote_is_no_finding(
     home: HomeBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.ledger.close()
-    with sqlite3.connect(home.root / "ledger.db") as db:
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         db.execute("PRAGMA user_version = 99")
     code, stderr = said(capsys, home, "traffic")
     assert code == EXIT_FAILED

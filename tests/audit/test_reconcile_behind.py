@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 from pathlib import Path
@@ -26,7 +27,7 @@ Looked = tuple[dict[str, str], dict[str, set[str]], list[str]]
 
 def set_position(home: HomeBuilder, change: str) -> None:
     """What the ledger says of its position in the journal."""
-    with sqlite3.connect(home.root / "ledger.db") as db:
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         db.execute(f"{change} WHERE key = 'journal'")
     db.close()
 
@@ -72,7 +73,7 @@ def test_an_older_copy_of_the_ledger_is_no_orphan_of_each_message_since(
     """Of a message whose record retention has taken meanwhile there is the store alone."""
     home.sent("1-known", at_ns=START_NS - 5 * NS_PER_S)
     copy = tmp_path / "yesterday.db"
-    with sqlite3.connect(home.root / "ledger.db", isolation_level=None) as db:
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db", isolation_level=None)) as db:
         db.execute("VACUUM INTO ?", (str(copy),))
     db.close()
     known = home.stored.pop()
@@ -96,7 +97,7 @@ def test_a_delivery_behind_the_position_of_an_idle_relay_is_judged(home: HomeBui
     home.write_store()
     write_journal(home)
     set_position(home, "UPDATE orchestrator_state SET value = value - 1")
-    with sqlite3.connect(home.root / "ledger.db") as db:
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
         db.execute("DELETE FROM deliveries WHERE message_id = '1-gone'")
     db.close()
     assert look(home)[1] == {"delivery_missing": {"1-gone"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -214,7 +215,7 @@ def test_a_backup_is_compared_with_its_list(box: Box, check: Check, tmp_path: Pa
 def test_a_damaged_ledger(box: Box, check: Check) -> None:
     box.send_many(3, flush_every=3)
     box.close()
-    with sqlite3.connect(box.path(LEDGER)) as db:
+    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
         db.execute("UPDATE messages SET status = 'failed', last_error = NULL WHERE rowid = 1")
         ((message_id,),) = db.execute("SELECT message_id FROM messages WHERE rowid = 1")
     db.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -58,7 +59,7 @@ def one(box: Box, *, deep: bool = False) -> Finding:
 
 
 def sql(box: Box, statement: str, *values: object) -> None:
-    with sqlite3.connect(box.path(LEDGER)) as db:
+    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
         db.execute(statement, values)
     db.close()
 
@@ -313,7 +314,7 @@ def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_damaged_ledger(box: Box) -> None:
-    with sqlite3.connect(box.path(LEDGER)) as db:
+    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
         (root,) = db.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = 'deliveries_unread'"
         ).fetchone()

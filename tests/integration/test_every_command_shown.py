@@ -8,6 +8,7 @@ that there is runs in a terminal over it; one that is not named here fails the t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -172,7 +173,7 @@ def commands() -> Iterator[str]:
 def tamper(path: Path) -> None:
     """As somebody with sqlite3 at hand: hostile words where the relay's own stand."""
     now = time.time_ns()
-    with sqlite3.connect(path, timeout=30) as db:
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as db, db:
         db.execute(
             "UPDATE messages SET last_error = ?, last_error_code = ?, message_type = ?", [EVIL] * 3
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -173,7 +174,7 @@ def test_a_result_in_a_pager_holds_no_transaction(box: Box) -> None:
         assert process.stdout is not None
         process.stdout.read(1)  # then the pipe is full
         box.send("alice", "TO: bob\n\nhi")
-        with sqlite3.connect(box.path(LEDGER), timeout=0) as db:
+        with contextlib.closing(sqlite3.connect(box.path(LEDGER), timeout=0)) as db, db:
             assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         db.close()
         process.stdout.read()

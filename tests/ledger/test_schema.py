@@ -214,7 +214,7 @@ DELIVERY = "INSERT INTO deliveries (message_id, recipient, state{0}) VALUES ('{2
 
 def told(path: str) -> list[str]:
     """The findings' text."""
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         found = [one.text for one in check(db, "it")]
     db.close()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_a_locked_ledger_owes_nothing(bob: Bob, tmp_path: Path) -> None:
     asked = bob.is_asked()
     bob.box.stop()
     path = bob.box.path("ledger.db")
-    with sqlite3.connect(path) as other:
+    with contextlib.closing(sqlite3.connect(path)) as other, other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN EXCLUSIVE")

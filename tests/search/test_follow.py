@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -118,7 +119,7 @@ def test_a_link_is_replaced_and_the_file_that_it_names_is_as_it_was(box: Box) ->
 def test_one_of_another_version_is_filled_again(box: Box) -> None:
     talk(box, 4)
     follow(box).close()
-    with sqlite3.connect(box.home.path(SEARCH)) as db:
+    with contextlib.closing(sqlite3.connect(box.home.path(SEARCH))) as db, db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(
@@ -141,7 +142,7 @@ def test_one_that_is_open_is_not_removed(box: Box) -> None:
 def test_one_that_is_being_created_is_busy_and_sound(box: Box, journal_mode: str) -> None:
     """As its creator leaves it for a moment, or for good if it is killed there."""
     path = box.home.path(SEARCH)
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute(f"PRAGMA journal_mode = {journal_mode}")
     db.close()
     with pytest.raises(SearchIndexBusy, match="is being created"):
