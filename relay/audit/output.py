@@ -119,10 +119,22 @@ def _require_own(path: str) -> None:
     with contextlib.suppress(OSError):  # explained when it is made
         names = os.listdir(path)
         is_home = has_config(path) or LEDGER in names  # complete or not
-        if is_home or (names and LOCK not in names):
+        if is_home or (names and not _is_of_a_run(path, names)):
             what = "is a relay home" if is_home else "has files of something else"
             hint = "name a new or an empty folder, or that of an earlier run, with --out"
             raise RelayError(f"{path} {what}", hint=hint)
+
+
+def _is_of_a_run(path: str, names: list[str]) -> bool:
+    """True for a folder with a run, or what is left of one; others have a lock, too."""
+    if LOCK not in names:
+        return False
+    with contextlib.suppress(RelayError):
+        read_summary(path)
+        return True
+    # killed, or its disk was full, while tables were exchanged
+    tables = {table for job in JOBS.values() for table in job.tables}
+    return UNFINISHED in names or {*names} <= {LOCK, REPORT, SUMMARY, FINDINGS, *tables}
 
 
 def write_page(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,8 +168,12 @@ def test_a_folder_of_something_else_is_refused_and_left(tmp_path: Path) -> None:
         (tmp_path / "damaged" / name).touch()
     (tmp_path / "project" / "agents").mkdir(parents=True)
     (tmp_path / "project" / "agents" / "mine.md").touch()
+    shutil.copytree(tmp_path / "project", tmp_path / "locked")
+    for name in (".lock", "README", "summary.json"):
+        (tmp_path / "locked" / name).touch()
     refused = {"home": "is a relay home", "damaged": "is a relay home"}
-    for name, what in (refused | {"project": "has files of something else"}).items():
+    refused |= dict.fromkeys(("project", "locked"), "has files of something else")
+    for name, what in refused.items():
         path = tmp_path / name
         before = sorted(path.rglob("*"))
         with pytest.raises(RelayError, match=f"{path} {what}"):
