@@ -154,7 +154,8 @@ def move(
     from relay.journal.tier_plan import JournalCommand, check_segments
 
     place = _place(ctx, caller["home"], objects)
-    if tier == 2 and not (objects or place.config.journal.objects):
+    is_needed = tier == 2 or (tier == 0 and is_served(place.home) and _are_away(place, segment_ids))
+    if is_needed and not (objects or place.config.journal.objects):
         raise click.UsageError(
             "no object store is configured: set journal.objects in config.json, or use --objects"
         )
@@ -186,6 +187,19 @@ def move(
 
     with _opened(place) as (_, tiers):
         return _report(results(tiers), caller["as_json"])
+
+
+def _are_away(place: _Place, segment_ids: tuple[int, ...]) -> bool:
+    """True if one of these segments, or of all, is in Tier 2 alone."""
+    from relay.journal.catalog import Residency
+    from relay.journal.manifest_reader import read_manifest
+
+    entries = read_manifest(place.stream_dir, _warn).catalog.entries
+    return any(
+        entry.residency == Residency.TIER2
+        for number, entry in entries.items()
+        if not segment_ids or number in segment_ids
+    )
 
 
 def _is_wanted(verb: str, has: Residency) -> bool:

@@ -194,7 +194,8 @@ def is_due(verb: str, entry: SegmentEntry, safe_offset: int) -> bool:
     if verb in EVICTED_TIERS:
         return not eviction_blocker(entry, EVICTED_TIERS[verb], safe_offset)
     if verb == "compress":
-        return entry.sealed and entry.residency == Residency.TIER0
+        has = entry.residency
+        return entry.sealed and bool(has & Residency.TIER0) and not has & Residency.TIER1
     missing = Residency.TIER2 if verb == "upload" else Residency.TIER0
     return entry.sealed and not entry.residency & missing
 

@@ -113,6 +113,11 @@ def test_down_to_tier_2_and_back(home: Path, tmp_path: Path) -> None:
     back = run(home, "move", "--to", 0, "--objects", store)
     assert back.stdout == "hydrated segment 0\nhydrated segment 1\n"
     assert records(home) == before
+    # To Tier 1 means a copy there, also of what Tier 2 has: they had gone, to Tier 2 alone.
+    warm = run(home, "move", "--to", 1, "--objects", store).stdout.splitlines()
+    assert warm == [f"{done} segment {n}" for done in ("compressed", "evicted") for n in (0, 1)]
+    rows = lines(run(home, "status", "--json"))
+    assert [row["tiers"] for row in rows] == [[1, 2], [1, 2], [0, 1, 2], [0]]
 
 
 def test_named_segments_move_as_far_as_they_may(home: Path) -> None:
@@ -187,6 +192,18 @@ def test_nothing_to_do_and_no_object_store_are_said(home: Path) -> None:
     nowhere = run(home, "move", "--to", 2, "--copy")
     assert nowhere.exit_code == 2 and "no object store is configured" in nowhere.output
     assert all(row["failed"] is None for row in lines(run(home, "status", "--json")))
+
+
+def test_a_running_relay_is_not_asked_for_what_no_store_is_named_for(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that it had begun, and no command showed that nothing had come of it."""
+    (tmp_path / "tier2").mkdir()
+    run(home, "move", "--to", 2, "--objects", tmp_path / "tier2")
+    monkeypatch.setattr("relay.cli.journal.is_served", lambda home: True)
+    for words in ([], [1]):
+        asked = run(home, "move", "--to", 0, *words)
+        assert asked.exit_code == 2 and "no object store is configured" in asked.output
 
 
 def test_prune_asks_what_to_keep(home: Path) -> None:
