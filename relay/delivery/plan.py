@@ -17,7 +17,7 @@ from relay.agents.status import NO_AGENT, Directory, StatusChange
 from relay.base.clock import NS_PER_S
 from relay.base.incidents import Refusal, RefusalCode
 from relay.base.message import ANSWERS, Kind, MessageFile, command_fields
-from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, derived_id, shown
+from relay.base.names import EVERYONE_CHANNEL, OPERATOR, ORCHESTRATOR, derived_id, shown
 from relay.base.text import plural
 from relay.delivery import router
 from relay.delivery.actions import recorded_effects
@@ -150,6 +150,8 @@ def end_delivery(
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
         text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
+        if row.agent_name != OPERATOR:
+            text += f"; both are for {OPERATOR} and the lead"
     subject = Subject(row.message_id, row.agent_name, row.discovered_at)
     key = f"{ended.state.name} {ended.recipient} {ended.attempt}"
     to = row.agent_name if row.agent_name in directory.agents else ""

@@ -282,7 +282,7 @@ def _length(name: object) -> int:
 
 def unavailable(channel: Channel) -> ChannelUnavailable:
     """The error of a channel that takes nothing, with what ends that."""
-    remedy = f"`relay channel resume {channel.name}` ends that"
+    remedy = f"`relay channel resume {channel.name}` ends that; it is for its owner {channel.owner}"
     if channel.state is ChannelState.CLOSED:
         remedy = "that is permanent"
     return ChannelUnavailable(f"channel {channel.name} is {channel.state.label}: {remedy}")
@@ -296,7 +296,8 @@ def _check_channel(
     if channel.state is not ChannelState.ACTIVE and not answers:
         raise unavailable(channel)
     if not is_participant:
-        remedy = f"join it first: `relay channel join {channel.name}`, or the tool channel"
+        command = f"`relay channel join {channel.name} --as {sender}`"
+        remedy = f"join it first: {command}, or the tool channel"
         raise NotParticipant(f"{sender} is not a participant of channel {channel.name}: {remedy}")
     if (
         channel.channel_type is ChannelType.BROADCAST

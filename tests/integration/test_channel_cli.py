@@ -151,7 +151,8 @@ def test_pause_resume_drain_close(home: Path) -> None:
     assert done(home, "pause", "team") == "channel team is Paused"
     told = _sent(home, "team", "answer")
     assert "channel team is Paused: `relay " in told.stderr
-    assert (told.returncode, "channel resume team` ends that" in told.stderr) == (6, True)
+    said = "channel resume team` ends that; it is for its owner alice\n"
+    assert (told.returncode, told.stderr.endswith(said)) == (6, True)
     assert done(home, "drain", "team", "--as", "alice") == "channel team is Draining"
     assert done(home, "resume", "team") == "channel team is Active"
     assert _sent(home, "team", "answer=300ms").returncode == 4  # carol has it, and says nothing

@@ -36,7 +36,8 @@ def test_the_schedule(box: Box) -> None:
     (nack,) = box.nacks("alice")
     assert nack == (
         "not acknowledged by bob: no acknowledgment within 60 s, 4 attempts; "
-        f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go\n"
+        f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go; "
+        "both are for operator and the lead\n"
     )
     listed = rows_of("dead", "list", home=box.root)  # it is in the file at once
     assert [row["id"] for row in listed] == [sent]

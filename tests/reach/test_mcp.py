@@ -114,7 +114,7 @@ async def test_an_agent_joins_a_channel_and_leaves_it(served: Path) -> None:
     relay("channel", "create", "builds", "--as", "alice", home=served)
     async with Client(server_of(served).server) as client:
         text = await refusal(client, "send", to="#builds", body="red")
-        assert text.endswith("join it first: `relay channel join builds`, or the tool channel")
+        assert text.endswith("`relay channel join builds --as bob`, or the tool channel")
         assert "bob is a member of builds" in await call(client, "channel", name="#builds")
         assert "delivered to alice" in await call(client, "send", to="#builds", body="red")
         await call(client, "channel", name="builds", leave=True)
