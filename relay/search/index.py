@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -32,6 +33,8 @@ VERSION = 3
 APPLICATION_ID = 0x52534958  # tells it from any other SQLite file
 PAD = "\n\n"  # after each indexed text: its last characters begin a trigram, too
 BUSY_MS = 200  # another process commits a batch
+LOCK_S = 1.0  # another process removes the file
+LOCK_POLL_S = 0.02
 # Pages in memory before a segment of trigrams is written: fewer segments are merged later.
 HASH_BYTES = 8 << 20
 CACHE_KIB = 16 << 10
@@ -196,7 +199,7 @@ class Index:
         self.path = path
         self._lock = _open_lock(path)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            _share(path, self._lock)
             with translated_errors(path):
                 self.db = self._open(writable)
         except BaseException:
@@ -246,7 +249,7 @@ class Index:
         try:
             _remove_locked(self.path, self._lock)
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            _share(self.path, self._lock)
 
     def begin_again(self) -> None:
         """Remove everything, to fill the index anew. Errors: SearchIndexError."""
@@ -410,6 +413,20 @@ def _remove_locked(path: str, lock: int) -> None:
     for suffix in LEFTOVERS:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
+
+
+def _share(path: str, lock: int) -> None:
+    """Lock it shared. Errors: SearchIndexBusy when one that removes the index does not end."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise SearchIndexBusy(f"{path}: another process removes it") from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
 
 
 def _open_lock(path: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sqlite3
@@ -135,6 +136,17 @@ def test_one_that_is_open_is_not_removed(box: Box) -> None:
     with Index(box.home.path(SEARCH)), Index(box.home.path(SEARCH), writable=True) as index:
         with pytest.raises(SearchIndexBusy):
             index.begin_again()
+
+
+@pytest.mark.box("alice", "bob")
+def test_one_whose_lock_is_never_given_back_is_busy(box: Box) -> None:
+    """As by a process that was stopped while it removed the index: a search waited for ever."""
+    follow(box).close()
+    with open(box.home.path("search.lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for writable in (False, True):
+            with pytest.raises(SearchIndexBusy, match="another process removes it"):
+                Index(box.home.path(SEARCH), writable=writable)
 
 
 @pytest.mark.box("alice", "bob")
