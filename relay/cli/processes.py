@@ -17,13 +17,14 @@ import click
 from click.core import ParameterSource
 
 from relay.base.errors import ConfigError, NotFound
-from relay.base.home import LEDGER, LOG, Home
+from relay.base.home import LEDGER, LOG, Home, lock_holder
 from relay.base.names import ORCHESTRATOR, check_agent_name
 from relay.cli.common import (
     ago,
     command,
     complete_agents,
     not_empty,
+    not_running_text,
     open_home,
     print_rows,
     root_of,
@@ -157,8 +158,10 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
         db = open_current(opened.path(LEDGER))
         rows = [dict(row) for row in db.execute("SELECT * FROM processes ORDER BY name")]
         db.close()
-    if not everything:
-        rows = [row for row in rows if row["state"] not in ENDS]
+        runs = [row for row in rows if row["state"] not in ENDS]
+        # Nobody looks: what has ended since is listed as it was.
+        unseen = not_running_text(opened) if runs and lock_holder(opened) is None else ""
+    rows = rows if everything else runs
     now = time.time_ns()
     print_rows(
         [with_iso_times(process_facts(row)) for row in rows] if as_json else rows,
@@ -168,6 +171,8 @@ def ps(ctx: click.Context, home: str | None, everything: bool, wide: bool, as_js
         nothing="no processes; `relay spawn NAME --cli …` starts one",
         wide=wide,
     )
+    if unseen:
+        click.echo(f"relay: the states are those last seen: {unseen}", err=True)
 
 
 @command(

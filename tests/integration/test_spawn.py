@@ -46,9 +46,12 @@ def test_a_relay_that_is_killed_takes_it_over_again(running: Relay, home: Path) 
         until(lambda: len(members(home)) == 3)
         end()
         assert len(members(home)) == 3
+        told = "relay: the states are those last seen: no relay is running"
+        assert relay("ps", home=home).stderr.startswith(told)
         running.start()
     until(lambda: rows_of("ps", home=home)[0]["pid"] == pid)
     assert rows_of("ps", home=home)[0]["state"] == "starting"
+    assert relay("ps", home=home).stderr == ""
     again = relay(*words, "true", home=home)
     assert (again.returncode, f"w is already running, pid {pid}" in again.stderr) == (6, True)
     assert relay("release", "w", home=home).stdout.startswith("released w: it ended")
