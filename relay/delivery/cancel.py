@@ -96,11 +96,25 @@ class Canceller:
         state, why = DeliveryState.EXPIRED, asked.reason
         self._store.deliveries.move(number, cancelled, state, why=why)
         also = "; ".join(kept)
+        if not cancelled and not kept:
+            also = self._nobody(number)
         if not cancelled:
             return ControlReply(False, f"message {message_id} is not cancelled: {also}")
         text = f"message {message_id} is cancelled: {', '.join(cancelled)} did not read it"
         effects = Effects(cancellation=asked._replace(recipients=tuple(cancelled)))
         return ControlReply(True, f"{text}; {also}" if also else text, effects)
+
+    def _nobody(self, number: int) -> str:
+        """Say why a message without recipients cannot be taken back."""
+        message = self._store.messages.get(number)
+        assert message is not None  # it is in the live store
+        channel = self._store.channels.get(message.channel_id)
+        if not channel.config.sticky_messages:
+            return "it had no recipients"
+        return (
+            f"nobody has it yet, and #{channel.name} keeps it for those who come later: "
+            f"`relay channel config {channel.name} sticky_messages=false` ends that"
+        )
 
     def _is_being_shown(self, message_id: str, recipient: str) -> bool:
         """True while a session may see it; the next one is offered what one that ended had."""

@@ -46,6 +46,25 @@ def test_who_has_read_it_is_named(box: Box) -> None:
     assert box.states(one) == {"bob": "read", "carol": "expired"}
 
 
+def test_what_a_sticky_channel_keeps_for_nobody_yet_is_not_taken_back(box: Box) -> None:
+    """It says so, and what it says to do keeps it from those who come later."""
+    box.join("team", "alice")
+    box.command("alice", "channel.config", "CHANNEL: team", "sticky_messages: true")
+    one = box.send("alice", "TO: #team\n\nlunch at noon")
+    box.command("alice", "message.cancel", f"ID: {one}")
+    assert box.nacks("alice") == [
+        f"message {one} is not cancelled: nobody has it yet, and #team keeps it for those who "
+        "come later: `relay channel config team sticky_messages=false` ends that\n"
+    ]
+    box.command("alice", "channel.config", "CHANNEL: team", "sticky_messages: false")
+    box.join("team", "bob")
+    assert one not in box.inbox("bob")
+    box.send("bob", "TO: #team\nKIND: leave")
+    two = box.send("alice", "TO: #team\n\nlunch at one")
+    box.command("alice", "message.cancel", f"ID: {two}")
+    assert f"message {two} is not cancelled: it had no recipients\n" in box.nacks("alice")
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
