@@ -23,7 +23,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -177,12 +177,17 @@ def _make(name: str, sql: str, inputs: Inputs) -> Tables:
         part
         for at, column in enumerate(rows.columns)
         if column.lower() not in NAMED
-        for part in (F.lit(column), F.col(f"_{at}").cast("string"))
+        for part in (F.lit(column), _text(f"_{at}"))
     ]
     detail = F.create_map(*parts) if parts else F.create_map().cast("map<string,string>")
-    named = [(F.col(of[name]) if name in of else F.lit(None)).alias(name) for name in NAMED]
+    named = [(_text(of[name]) if name in of else F.lit(None)).alias(name) for name in NAMED]
     known = F.map_filter(detail, lambda _, value: value.isNotNull()).alias("detail")
     return {name: conform(numbered.select(*named, known), ROW)}
+
+
+def _text(column: str) -> Column:
+    """A column as text, which the bytes of a message's content may not be."""
+    return F.make_valid_utf8(F.col(column).cast("string"))
 
 
 def _query(sql: str, inputs: Inputs) -> DataFrame:

@@ -76,6 +76,7 @@ def test_rows_are_findings_and_broken_checks_are_a_line_each(
     put(home, "large", LARGE)
     put(home, "none", "-- severity: error\nSELECT 1 FROM messages WHERE false")
     put(home, "busy", "-- severity: error\nSELECT sender AS agent, messages FROM result_traffic")
+    put(home, "bytes", "-- severity: error\nSELECT unhex('61ff') AS message_id, unhex('fe') AS raw")
     more = tmp_path / "more"
     more.mkdir()
     text = """\
@@ -103,7 +104,10 @@ FROM store_messages AS s LEFT JOIN journal AS j ON s.relay_id = j.relay_id GROUP
     assert jobs["own.none"]["findings"] == {}
 
     found = {row["check"]: row for row in parquet(out / "findings") if row["message_id"] != "1-c"}
-    assert set(found) == {"own.large", "own.busy", "own.body"}
+    assert set(found) == {"own.large", "own.busy", "own.body", "own.bytes"}
+    # Bytes that are no text: they had ended the run, and nothing of it was written.
+    assert found["own.bytes"]["message_id"] == "a\ufffd"
+    assert found["own.bytes"]["detail"] == [("raw", "\ufffd")]
     large = found["own.large"]
     assert (large["message_id"], large["agent"], large["route"]) == ("1-b", "alice", "bob")
     assert large["path"] == "archive/2026-01-31/alice/1-b.msg"
