@@ -28,6 +28,7 @@ SETTINGS = (*ChannelConfig.__struct_fields__, "max_pending", "description", "tag
 RETENTION_WORDS = tuple(kind.name.lower() for kind in RetentionKind)
 FORM = "sender=NAME, type=Command,Query, priority=0,1 and, last, match=REGEX"
 _YES_OR_NO = ("echo", "sticky_messages", "priority_ordering")
+_OPTIONAL = ("max_participants", "ack_timeout", "max_pending")
 _EXPECTED = dict.fromkeys(_YES_OR_NO, "true or false") | {
     "ack_timeout": "seconds or a duration such as 30s, or none",
     "retry_backoff_ms": "milliseconds or a duration such as 2s",
@@ -55,12 +56,14 @@ def _value(name: str, text: str) -> object:
         return None if text.lower() == "none" else text
     if name == "tags":
         return () if text.lower() == "none" else tuple(tag.strip() for tag in text.split(","))
-    words: dict[str, object] = {"none": None, "true": True, "false": False}
-    if DIGITS.fullmatch(text):
+    words: dict[str, object] = {"none": None} if name in _OPTIONAL else {}
+    if name in _YES_OR_NO:
+        words = {"true": True, "false": False}
+    elif DIGITS.fullmatch(text):
         return int(text)
     if text.lower() not in words:
-        expected = _EXPECTED.get(name, "a whole number of at most 18 digits, or none")
-        raise Refused(f"{name}: expected {expected}, got {text[:60]!r}")
+        number = "a whole number of at most 18 digits" + (", or none" if words else "")
+        raise Refused(f"{name}: expected {_EXPECTED.get(name, number)}, got {text[:60]!r}")
     return words[text.lower()]
 
 
