@@ -270,7 +270,7 @@ def _object(unit: FileUnit) -> VerifiedFile:
         return row._replace(warnings=["journal.objects is not set: not checked"])
     try:
         facts = open_objects(unit.objects).head(unit.path)
-    except ObjectError as exc:  # its store does not answer: that is no fault of the object
+    except ObjectError as exc:  # its store does not answer: not a fault of the object
         return row._replace(warnings=[f"not checked: {exc}"])
     if facts is None:
         return row._replace(problems=["missing, but the manifest has it in Tier 2"])
