@@ -241,11 +241,14 @@ def test_a_backup(tmp_path: Path) -> None:
     assert "kept.db-wal" not in os.listdir(tmp_path)
 
 
-def test_text_in_a_column_of_numbers_is_one_line(home: HomeBuilder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["file_size = 'large'", "discovered_at = 1.5"])
+def test_another_type_in_a_column_of_numbers_is_one_line(
+    home: HomeBuilder, tmp_path: Path, wrong: str
+) -> None:
     home.seen("1-a")
     path = str(home.root / "ledger.db")
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE messages SET file_size = 'large'")
+        db.execute(f"UPDATE messages SET {wrong}")
     taken = take_snapshot(path, str(tmp_path / "s.db"), Clock())
     with pytest.raises(RelayError) as caught:
         rows_of(taken.path, "messages")

@@ -483,3 +483,18 @@ def test_repair_removes_nothing_while_the_home_is_locked(box: Box) -> None:
     with fsio.locked(str(box.path(".lock"))):
         (done,) = repair(box.home, findings)
     assert "a running relay" in done[1] and leftover.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "UPDATE orchestrator_state SET value = 'zzz' WHERE key = 'journal'",
+        "UPDATE messages SET discovered_at = 'abc'",
+    ],
+)
+def test_a_value_of_another_type_in_the_ledger_is_a_finding(box: Box, wrong: str) -> None:
+    """It was a traceback."""
+    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
+        db.execute(wrong)
+    texts = [finding.text for finding in found(box) if finding.what == "ledger"]
+    assert any("a value is not of its column's type" in text for text in texts), texts

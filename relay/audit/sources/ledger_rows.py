@@ -75,7 +75,7 @@ def read_rows(path: str, table: str, columns: pa.Schema) -> Iterator[pa.RecordBa
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(query(table, columns))
             yield from _without_first_row(cursor.fetch_record_batch(), columns)
-    except (dbapi.Error, OSError, pa.ArrowInvalid) as exc:
+    except (dbapi.Error, OSError, pa.ArrowException) as exc:
         raise LedgerError(f"{path}, table {table}: {exc}") from exc
 
 
