@@ -55,7 +55,7 @@ from relay.audit.temp_folders import temporary_folder
 from relay.base.clock import NS_PER_US, Clock
 from relay.base.config import read_file
 from relay.base.discovery import CONFIG
-from relay.base.errors import RelayError
+from relay.base.errors import LedgerError, RelayError
 from relay.base.home import LEDGER
 from relay.base.text import format_size
 
@@ -124,7 +124,10 @@ def extract(
     lake, ident = open_lake(url), home_id(name)
     with lake.locked(ident), temporary_folder("extract") as folder:
         snapshot = snapshot_home(home, folder, clock)
-        return update(lake, name, snapshot, strict=strict, full=full)[1]
+        try:
+            return update(lake, name, snapshot, strict=strict, full=full)[1]
+        except LedgerError as exc:  # of the copy, which is removed
+            raise LedgerError(snapshot.original_paths(str(exc)), hint=exc.hint) from exc
 
 
 def extracted(

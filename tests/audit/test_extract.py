@@ -218,6 +218,18 @@ def test_what_was_away_for_one_extract_is_read_by_the_next(
     assert len(read(where, "journal_sent")) == 2
 
 
+def test_an_error_of_the_ledger_names_the_home_s_and_not_the_copy(
+    home: HomeBuilder, tmp_path: Path
+) -> None:
+    home.seen("1-a")
+    home.write_store()
+    with contextlib.closing(sqlite3.connect(home.root / "ledger.db")) as db, db:
+        db.execute("UPDATE messages SET file_size = 'large'")
+    with pytest.raises(RelayError) as caught:
+        extract(home.path, str(tmp_path / "lake"), Clock(), name=NAME)
+    assert str(caught.value).startswith(f"{home.path}/ledger.db, table messages: ")
+
+
 def test_two_homes_do_not_touch_each_other(box: Box, tmp_path: Path, home: HomeBuilder) -> None:
     where = tmp_path / "lake"
     home.sent("1-a")
