@@ -217,9 +217,12 @@ def has_ended() -> bool:
 
 def stop(spark: SparkSession) -> None:
     """End the session and its JVM, whatever has become of them."""
+    log, _jvm.log = _jvm.log, None  # a job that fails from now on was ended on purpose
     with _ending():
         spark.stop()
     end_jvm()
+    if log is not None:
+        log.close()
 
 
 @contextlib.contextmanager
@@ -293,7 +296,7 @@ def end_jvm() -> None:
     if process is None:
         _jvm.end_half_started()
         return
-    log, _jvm.log = _jvm.log, None  # a job that fails from now on was ended on purpose
+    log, _jvm.log = _jvm.log, None
     context = SparkContext._active_spark_context
     if context is not None:  # when the JVM goes first, its server here prints a traceback
         with _ending():

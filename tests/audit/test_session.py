@@ -9,12 +9,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pexpect
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.audit import session
 from relay.audit.session import _Jvm, find_java, wrap_java
 from relay.base.errors import RelayError
 from tests.audit.home_builder import HomeBuilder
@@ -191,6 +194,22 @@ def test_what_a_jvm_says_is_whole_though_it_is_read_meanwhile() -> None:
                 assert said.startswith(jvm.output())
         assert jvm.output() == said
     assert _Jvm().output() == ""
+
+
+def test_a_job_that_fails_because_spark_is_ended_keeps_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at ^C: what a job of the run says then nobody sees, and nobody would remove its log."""
+    jvm = _Jvm()
+    jvm.log = tempfile.TemporaryFile(dir=tmp_path)
+    jvm.log.write(b"Job 3 cancelled")
+    jvm.log.flush()
+    monkeypatch.setattr(session, "_jvm", jvm)
+    monkeypatch.setattr(session, "end_jvm", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spark = SimpleNamespace(stop=jvm.save_log)  # the job fails while it stops
+    session.stop(cast(SparkSession, spark))
+    assert jvm.saved_log == "" and os.listdir(tmp_path) == []
 
 
 def test_the_wrapper_drops_one_argument_and_no_other(tmp_path: Path) -> None:
