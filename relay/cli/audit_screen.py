@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Literal
 
 import click
@@ -24,6 +28,7 @@ from relay.cli.common import sanitize
 
 UNLIMITED = 1 << 16  # columns: more than any row takes
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
 
 
@@ -46,7 +51,8 @@ class Screen(ProgressListener):
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None)
-        self._bar.start()
+        with _uninterrupted():
+            self._bar.start()
 
     def step_started(self, what: str) -> None:
         """Show the step beside the bar."""
@@ -71,18 +77,43 @@ class Screen(ProgressListener):
         if self._running:
             self._show()
         # The bar is drawn on the same terminal: it is removed while printing.
-        self._bar.stop()
+        with _uninterrupted():
+            self._bar.stop()
         if report.error is not None:
             hint = f"; {report.hint}" if report.hint else ""
             click.echo(sanitize(f"{report.verdict}{hint}"), err=True)
         elif not self._quiet:
             print_job(report, examples, brief=self._brief)
         sys.stdout.flush()
-        self._bar.start()
+        with _uninterrupted():
+            self._bar.start()
 
     def run_finished(self) -> None:
         """Remove the bar."""
-        self._bar.stop()
+        with _uninterrupted():
+            self._bar.stop()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let a signal wait for the end of the block: half of a stop leaves the bar on its line, and
+    the terminal without a cursor."""
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    held = {number: usual for number, usual in handlers.items() if callable(usual)}
+    for number in held:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, usual in held.items():
+            signal.signal(number, usual)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def print_job(job: JobReport, examples: Examples, *, brief: bool) -> None:

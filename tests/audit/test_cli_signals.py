@@ -7,8 +7,11 @@ import threading
 import weakref
 
 import pytest
+from rich.progress import Progress
 
+from relay.audit.summary import Examples, JobReport
 from relay.cli.audit import exit_on_signal
+from relay.cli.audit_screen import Screen
 
 PATIENCE_S = 100
 
@@ -65,3 +68,21 @@ def test_one_that_comes_again_while_it_is_arranged_is_not_swallowed(
     monkeypatch.setattr(threading.Timer, "start", start)
     test_a_signal_that_a_finalizer_swallows_ends_it_all_the_same(signal.SIGTERM, 143, capsys)
     assert early == []
+
+
+@pytest.mark.parametrize("operation", ["start", "stop"])
+def test_a_signal_waits_until_the_bar_is_there_or_gone(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in between it stayed on its line, and the terminal had no cursor."""
+    done: list[str] = []
+
+    def interrupted(_: Progress) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        done.append(operation)
+
+    screen = Screen(quiet=True, brief=True)
+    monkeypatch.setattr(Progress, operation, interrupted)
+    with pytest.raises(SystemExit) as ended, exit_on_signal("it was interrupted"):
+        screen.job_finished(JobReport("traffic"), Examples())
+    assert (ended.value.code, done) == (143, [operation])
