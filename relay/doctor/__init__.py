@@ -16,7 +16,7 @@ from relay.base.config import Config, load
 from relay.base.discovery import CONFIG
 from relay.base.errors import RelayError
 from relay.base.finding import Finding, Severity
-from relay.base.home import LEDGER, Home, lock_holder
+from relay.base.home import Home, lock_holder
 from relay.doctor import files, system
 from relay.doctor.report import Target, describe_error, repair
 
@@ -67,7 +67,3 @@ def _report_unreadable(
             advice = "it is checked once its file system can be written"
         found = f"not checked: {describe_error(exc)}"
         yield Finding("files", str(exc.filename), found, advice)
-    except (TypeError, ValueError) as exc:  # SQLite keeps what another program has put there
-        path = target.home.path(LEDGER)
-        found = f"{path}: a value is not of its column's type ({exc}); the rest is not checked"
-        yield Finding("ledger", path, found, "stop the relay, then `relay ledger rebuild`")

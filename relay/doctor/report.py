@@ -63,6 +63,12 @@ def unreadable_ledger(exc: LedgerError) -> Finding:
     return Finding("ledger", LEDGER, describe_error(exc), advice)
 
 
+def wrong_type(exc: TypeError | ValueError) -> Finding:
+    """Say that a row has a value of another type, which SQLite keeps: no relay writes such."""
+    found = f"a value is not of its column's type ({exc}); the rest is not checked"
+    return Finding("ledger", LEDGER, found, "stop the relay, then `relay ledger rebuild`")
+
+
 def describe_error(exc: RelayError | OSError) -> str:
     """Format an error as one line."""
     return Finding.of_error("", exc).text

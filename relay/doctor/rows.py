@@ -17,7 +17,7 @@ from relay.base.home import LEDGER
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.daemon import prune
 from relay.delivery import reads
-from relay.doctor.report import Target, list_dir, listed, recheck
+from relay.doctor.report import Target, list_dir, listed, recheck, wrong_type
 from relay.ledger import attachments
 from relay.ledger.check import RESTORE
 from relay.ledger.file import open_readonly
@@ -33,9 +33,13 @@ _ATTACHMENT_REFS = (
 def check_rows(target: Target) -> Iterator[Finding]:
     """Check archived messages, inboxes, and missing, unused or (with ``deep``) damaged
     attachments."""
-    with contextlib.suppress(LedgerError):  # reported by the checks of the stores
+    try:
         for check in (_check_clock, _check_archive, _check_inboxes, _check_references):
             yield from recheck(target, check)
+    except LedgerError:
+        pass  # reported by the checks of the stores
+    except (TypeError, ValueError) as exc:
+        yield wrong_type(exc)
     for path in _stored(target).values() if target.deep else ():
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             yield from attachments.check_file(target.home.path(path))

@@ -28,6 +28,7 @@ from relay.doctor.report import (
     partial_check,
     recheck,
     unreadable_ledger,
+    wrong_type,
 )
 from relay.engine import check as engine_check
 from relay.engine.engine import Engine
@@ -77,6 +78,8 @@ def check_stores(target: Target) -> Iterator[Finding]:
             position = int(row[0]) if row else 0
         except LedgerError as exc:
             position = unreadable_ledger(exc)
+        except ValueError as exc:
+            position = wrong_type(exc)
         yield from _check_store_files(target)
         yield from _check_journal(target, position)
         if isinstance(position, Finding):
