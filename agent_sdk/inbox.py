@@ -93,7 +93,6 @@ class Inbox:
         self._listed_until = 0.0  # monotonic: expiry of the listing
         self._priorities: dict[str, int] = {}  # by name, of the last listing
         self._waiter: InboxWaiter | None = None
-        self._pid = 0  # of the process that opened it
 
     def close(self) -> None:
         """Close the watch, if any."""
@@ -174,10 +173,9 @@ class Inbox:
             return found
         ends_at = None if timeout_s is None else monotonic() + timeout_s
         while True:
-            if self._waiter is None or self._pid != os.getpid():
-                self.close()  # a fork took its parent's events
+            if self._waiter is None or self._waiter.is_inherited():
+                self.close()
                 self._waiter = open_waiter(self._home.path("agents", self._agent, "inbox"))
-                self._pid = os.getpid()
             found = look()  # after the watch was set up, so that nothing is missed
             if found is not None:
                 return found
@@ -338,6 +336,9 @@ class InboxWaiter(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Sleep until a file may have arrived, or the time is up."""
 
+    def is_inherited(self) -> bool:
+        """True in a fork, which would take the events of its parent: both have one queue."""
+
     def close(self) -> None:
         """Close all descriptors."""
 
@@ -359,6 +360,10 @@ class PollWaiter:
     def wait(self, timeout_s: float) -> None:
         """Sleep at most 50 ms."""
         time.sleep(min(timeout_s, POLL_S))
+
+    def is_inherited(self) -> bool:
+        """False: it has nothing that a fork could share."""
+        return False
 
     def close(self) -> None:
         """Do nothing."""
@@ -398,9 +403,13 @@ class InotifyWaiter:
         if self._poll.poll(min(timeout_s, RELIST_S) * 1000):
             self._inotify.read_events()  # drain the queue; the listing decides
 
+    def is_inherited(self) -> bool:
+        """True in a fork of the process that opened it."""
+        return self._pid != os.getpid()
+
     def close(self) -> None:
         """Close the descriptors; the kernel drops the watch with the last of them."""
-        if self._pid != os.getpid():  # watchdog would take the watch from the parent
+        if self.is_inherited():  # watchdog would take the watch from the parent
             self._inotify._close_resources()
             return
         # Before the first read, watchdog's close() leaves the descriptors to a reader thread, which

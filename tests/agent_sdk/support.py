@@ -98,6 +98,10 @@ class ScriptedWake:
         assert self._steps, "it waits once more than there are steps"
         self._steps.pop(0)()
 
+    def is_inherited(self) -> bool:
+        """It is of this process."""
+        return False
+
     def close(self) -> None:
         """Nothing to give back."""
 
