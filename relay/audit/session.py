@@ -217,12 +217,21 @@ def has_ended() -> bool:
 
 def stop(spark: SparkSession) -> None:
     """End the session and its JVM, whatever has become of them."""
-    log, _jvm.log = _jvm.log, None  # a job that fails from now on was ended on purpose
-    with _ending():
-        spark.stop()
-    end_jvm()
-    if log is not None:
-        log.close()
+    with _log_closed():
+        with _ending():
+            spark.stop()
+        end_jvm()
+
+
+@contextlib.contextmanager
+def _log_closed() -> Iterator[None]:
+    """Close the JVM's log; a job that fails in the block was ended on purpose: it keeps no copy."""
+    log, _jvm.log = _jvm.log, None
+    try:
+        yield
+    finally:
+        if log is not None:
+            log.close()
 
 
 @contextlib.contextmanager
@@ -286,6 +295,7 @@ class _Jvm:
 _jvm = _Jvm()
 
 
+@_log_closed()
 def end_jvm() -> None:
     """End the JVM that this process started, if there is one, and wait until it has exited.
 
@@ -296,7 +306,6 @@ def end_jvm() -> None:
     if process is None:
         _jvm.end_half_started()
         return
-    log, _jvm.log = _jvm.log, None
     context = SparkContext._active_spark_context
     if context is not None:  # when the JVM goes first, its server here prints a traceback
         with _ending():
@@ -311,8 +320,6 @@ def end_jvm() -> None:
         process.kill()
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None
-    if log is not None:
-        log.close()
 
 
 def _start(conf: SparkConf) -> SparkSession:

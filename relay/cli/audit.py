@@ -28,6 +28,7 @@ from relay.base.errors import EXIT_FAILED, EXIT_FINDINGS, RelayError
 from relay.base.home import LEDGER
 from relay.base.text import json_visible, visible
 from relay.cli.common import (
+    SIGNALS,
     TIME,
     check_no_home_file,
     command,
@@ -49,7 +50,6 @@ NEEDED = ("pyspark", "pyarrow", "adbc_driver_sqlite", "jinja2")
 
 MAX_GRACE_S = 366 * 86_400  # a year
 RESEND_S = 0.05  # after a finalizer that swallowed a signal
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_SIGNALLED = 128  # plus the signal's number, as in shells
 DAY_S = 86_400
 SHOWN_LOST = 20  # lines

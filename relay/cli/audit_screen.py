@@ -24,11 +24,10 @@ from rich.table import Table
 from relay.audit.run import ProgressListener
 from relay.audit.summary import Examples, JobReport, is_byte_count
 from relay.base.text import format_size
-from relay.cli.common import sanitize
+from relay.cli.common import SIGNALS, sanitize
 
 UNLIMITED = 1 << 16  # columns: more than any row takes
 FEW_JOBS = 2  # so many are shown with their rows; of more only what is wrong is shown
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STATES = {"ok": "green", "warning": "yellow", "error": "red", "failed": "red"}
 
 
@@ -103,11 +102,11 @@ def _uninterrupted() -> Iterator[None]:
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
-    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     held = {number: usual for number, usual in handlers.items() if callable(usual)}
-    for number in held:
-        signal.signal(number, note)
     try:
+        for number in held:
+            signal.signal(number, note)
         yield
     finally:
         for number, usual in held.items():

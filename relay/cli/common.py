@@ -6,10 +6,12 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -119,15 +121,14 @@ def check_no_home_file(path: str) -> str:
 
     Errors: UnsafePath for a file that is part of a relay home, such as its ledger.
     """
-    folder = real = os.path.realpath(path)
-    while os.path.exists(real) and folder != (folder := os.path.dirname(folder)):
-        part = os.path.relpath(real, folder).split(os.sep)[0]
-        if part in (*TOP_DIRS, *TOP_FILES) and has_config(folder):
+    real = Path(os.path.realpath(path))
+    for folder in real.parents if real.exists() else ():
+        if real.relative_to(folder).parts[0] in (*TOP_DIRS, *TOP_FILES) and has_config(str(folder)):
             raise UnsafePath(
                 f"{path} is a file of the relay home {folder}, and is not replaced",
                 hint="name another file",
             )
-    return real
+    return str(real)
 
 
 def _check_own_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -180,6 +181,7 @@ def duration(least_s: float = 0, most_s: float = 10**9, bare: str = "s") -> Read
 DURATION = duration()
 WAIT = duration(0.001)  # longer than nothing
 AGE = duration(bare="")  # of what is deleted permanently: days meant must not be seconds
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that end a command from outside
 TIME = Read("time", parse_time)  # Unix nanoseconds
 
 

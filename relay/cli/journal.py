@@ -154,8 +154,10 @@ def move(
     from relay.journal.tier_plan import JournalCommand, check_segments
 
     place = _place(ctx, caller["home"], objects)
-    is_needed = tier == 2 or (tier == 0 and is_served(place.home) and _are_away(place, segment_ids))
-    if is_needed and not (objects or place.config.journal.objects):
+    needs_store = tier == 2
+    if tier == 0 and is_served(place.home):
+        needs_store = _are_away(place, segment_ids)
+    if needs_store and not (objects or place.config.journal.objects):
         raise click.UsageError(
             "no object store is configured: set journal.objects in config.json, or use --objects"
         )
