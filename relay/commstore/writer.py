@@ -106,7 +106,10 @@ class FileWriter:
 
     def lock(self) -> contextlib.AbstractContextManager[object]:
         """The lock, for one command. In a fork none: a thread that is not there may hold it."""
-        return self._lock if os.getpid() == self._pid else contextlib.nullcontext()
+        return contextlib.nullcontext() if self._is_fork() else self._lock
+
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._pid
 
     def apply(self, event: events.Event) -> None:
         """Change the state as the event says, and write it when the policy says so.
@@ -129,7 +132,7 @@ class FileWriter:
 
     def _refuse_fork(self) -> None:
         """A fork has the lock, too: of two that write, one would lose what the other wrote."""
-        if self._flusher is not None and os.getpid() != self._pid:
+        if self._flusher is not None and self._is_fork():
             raise StoreClosed(f"the store is process {self._pid}'s, from which this one was forked")
 
     def _commit(self, policy: FlushPolicy | None) -> None:
@@ -196,7 +199,7 @@ class FileWriter:
         In a fork nothing is written.
         """
         try:
-            if os.getpid() == self._pid:
+            if not self._is_fork():
                 self.flush()
         finally:
             with self.lock():

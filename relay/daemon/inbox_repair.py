@@ -51,11 +51,13 @@ ENDED = ("read", "acked", "dead", "expired", "bounced")
 class InboxRepair:
     """Compares the deliveries in the journal with the files in inboxes."""
 
-    def __init__(self, dirs: Dirs, store: Engine, ledger: Ledger, *, rebooted: bool) -> None:
+    def __init__(
+        self, dirs: Dirs, store: Engine, ledger: Ledger, *, may_lack_unsynced: bool
+    ) -> None:
         self._dirs = dirs
         self._store = store
         self._ledger = ledger
-        self._rebooted = rebooted
+        self._may_lack_unsynced = may_lack_unsynced
 
     def finish_staged(self, open_ones: Iterable[int]) -> int:
         """Rename the files of committed deliveries; those without a file were delivered.
@@ -69,9 +71,9 @@ class InboxRepair:
             for recipient, delivery in known.get(number, {}).items()
             if delivery.state is DeliveryState.STAGED
         ]
-        reads = self._reads_of(staged) if self._rebooted else {}
+        reads = self._reads_of(staged) if self._may_lack_unsynced else {}
         for message, relay_id, recipient, attempt in self._found(staged):
-            if self._rebooted:
+            if self._may_lack_unsynced:
                 key = message.id, recipient
                 if key in reads or self._restore(message, recipient, attempt):
                     self._store.deliveries.deliver(message.id, [recipient], attempt)
@@ -217,7 +219,7 @@ class InboxRepair:
         if (
             delivery is not None
             and delivery.state is DeliveryState.ACKNOWLEDGED
-            and not self._rebooted
+            and not self._may_lack_unsynced
         ):
             file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
             return 0

@@ -64,7 +64,7 @@ class OpenedStore(NamedTuple):
     tiers: Tiers
     key: bytes | None  # of the store's file
     projection: Projection  # of the events after the ledger's position
-    rebooted: bool  # the machine was restarted since, or a file system mounted anew
+    may_lack_unsynced: bool  # another boot of the machine, or another mount, since
 
 
 def store_key(home: Home, config: Config, *, make: bool) -> bytes | None:
@@ -196,7 +196,7 @@ def open_store(
         past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on
-    return OpenedStore(store, log, tiers, key, past.projection, past.rebooted)
+    return OpenedStore(store, log, tiers, key, past.projection, past.may_lack_unsynced)
 
 
 def _has_no_files(folder: str) -> bool:
@@ -267,7 +267,7 @@ class JournalReplay:
         self.projection = Projection()
         self._write_piece = write_piece
         self.boot = store.state.journal.boot_id if store.state.journal else ""
-        self.rebooted = False
+        self.may_lack_unsynced = False
         self._store = store
         self._covered = _covered_offset(store.state)
         self._ledger_position = ledger_position
@@ -283,8 +283,8 @@ class JournalReplay:
             )
         begin = min(self._covered, self._ledger_position)
         replay(journal.read(begin, tiers.fetch), codec, self._store, self._on_record, warn)
-        self.rebooted = self.boot not in ("", boot)
-        if self.rebooted:  # inboxes are then compared with everything delivered since
+        self.may_lack_unsynced = self.boot not in ("", boot)
+        if self.may_lack_unsynced:  # inboxes are then compared with everything delivered since
             begin = min(self._covered, self._ledger_position)
             self._replay_all(journal.read(begin, tiers.fetch), codec)
 

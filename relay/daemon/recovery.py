@@ -68,8 +68,8 @@ def recover(
     ``restorer`` has written all pieces of the journal but the last.
     """
     store, events, projection = opened.store, opened.events, opened.projection
-    rebooted = opened.rebooted
-    if rebooted:
+    may_lack_unsynced = opened.may_lack_unsynced
+    if may_lack_unsynced:
         log("The machine was restarted since, or a file system mounted anew", action="power_cut")
     now = clock.now_ns()
     Deadlines(ledger, store, events, clock, log).extend()
@@ -78,10 +78,10 @@ def recover(
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")
     with home.dirs() as dirs:
         open_ones = list(store.messages.incomplete().values())  # checked once: there may be many
-        inboxes = InboxRepair(dirs, store, ledger, rebooted=rebooted)
+        inboxes = InboxRepair(dirs, store, ledger, may_lack_unsynced=may_lack_unsynced)
         delivered = inboxes.finish_staged(open_ones)
         again = 0
-        if rebooted:
+        if may_lack_unsynced:
             again = inboxes.compare(projection.written)
             open_ones = list(store.messages.incomplete().values())
         removed = inboxes.remove_strays(home)
@@ -93,7 +93,7 @@ def recover(
         _reconcile(ledger, store, now)
         _defer_unstaged(ledger, store, open_ones, now)
         files = _Files(dirs)
-        if rebooted:
+        if may_lack_unsynced:
             inboxes.clear_ended(home, now)
             _restore_originals(files, ledger, store, projection.recent, log)
         settled, requeued = 0, list[tuple[str, str]]()

@@ -61,8 +61,8 @@ class EventLog:
     def begin(self, epoch: int, boot_id: str = "") -> None:
         """Record that a writer begins; the events before may lack their end.
 
-        ``boot_id``: of the last writer, if the machine was rebooted since. Until ``confirm_boot``
-        the next start must detect the reboot, too.
+        ``boot_id``: of the last writer, if it is another one. Until ``confirm_boot`` the next
+        start must detect that, too.
         """
         self._epoch, self._recorded_boot_id = epoch, boot_id or self._boot_id
         start = Start(self._recorded_boot_id, epoch, self._clock.now_ns())

@@ -371,7 +371,7 @@ FreshEvent = tuple[Event, int]
 class Start(msgspec.Struct, frozen=True):
     """A writer started: the records before this one may end in a torn record."""
 
-    boot_id: str  # and the mounts; a different one: what was not synced may be lost
+    boot_id: str  # and the mounts' numbers; after others what was not synced may be lost
     epoch: int
     at: int  # Unix nanoseconds
 
