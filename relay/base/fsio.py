@@ -35,7 +35,6 @@ DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, 
 # Errors that say nothing about the file: the process, or the machine, has no more of a resource.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-
 # Called with an operation and a name before each effect on a file: tests put kills and failures
 # here. A built-in that has no effect costs nothing on the way of a message.
 fault: Callable[[str, str], object] = operator.is_

@@ -151,7 +151,7 @@ def end_delivery(
     if ended.state is DeliveryState.DEAD:
         text += f"; {DEAD_LETTER_HINT.format(id=row.message_id)}"
         if row.agent_name != OPERATOR:
-            text += f"; both are for {OPERATOR} and the lead"
+            text += f"; only {OPERATOR} and the lead may do either"
     subject = Subject(row.message_id, row.agent_name, row.discovered_at)
     key = f"{ended.state.name} {ended.recipient} {ended.attempt}"
     to = row.agent_name if row.agent_name in directory.agents else ""

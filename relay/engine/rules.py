@@ -282,7 +282,7 @@ def _length(name: object) -> int:
 
 def unavailable(channel: Channel) -> ChannelUnavailable:
     """The error of a channel that takes nothing, with what ends that."""
-    remedy = f"`relay channel resume {channel.name}` ends that; it is for its owner {channel.owner}"
+    remedy = f"its owner {channel.owner} ends that with `relay channel resume {channel.name}`"
     if channel.state is ChannelState.CLOSED:
         remedy = "that is permanent"
     return ChannelUnavailable(f"channel {channel.name} is {channel.state.label}: {remedy}")

@@ -344,8 +344,8 @@ def _look_up_unread(home: Home, query: Query, most: int) -> tuple[Found, str]:
     while True:
         found, note = look_up(home, query, asked_for)
         with contextlib.closing(open_current(home.path(LEDGER))) as db:
-            so = {message_id for message_id, _ in _wanted(home, db, query, found.entries)}
-        kept = [pair for pair in found.entries if pair[0].relay_id in so]
+            unread = {message_id for message_id, _ in _wanted(home, db, query, found.entries)}
+        kept = [pair for pair in found.entries if pair[0].relay_id in unread]
         if len(kept) >= most or not found.has_more:
             return Found(kept[:most], found.has_more or len(kept) > most), note
         asked_for *= 4

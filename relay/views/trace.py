@@ -335,10 +335,10 @@ def _is_same_ms(first: int | None, second: int | None) -> bool:
 def sort_hops(hops: Iterable[Hop]) -> list[Hop]:
     """Sort by time; a hop of unknown time stays after its predecessor of the same recipient."""
     keyed: list[tuple[int, Hop]] = []
-    begin: int | None = None
-    at, recipient = 0, None
+    hops = list(hops)
+    begin = at = (hops[0].at or 0) if hops else 0
+    recipient = None
     for hop in hops:
-        begin = hop.at or 0 if begin is None else begin
         at = hop.at or (at if hop.recipient == recipient else begin)
         recipient = hop.recipient
         keyed.append((at, hop))

@@ -150,8 +150,8 @@ def test_pause_resume_drain_close(home: Path) -> None:
     done(home, "join", "team", "--agent", "carol")
     assert done(home, "pause", "team") == "channel team is Paused"
     told = _sent(home, "team", "answer")
-    assert "channel team is Paused: `relay " in told.stderr
-    said = "channel resume team` ends that; it is for its owner alice\n"
+    assert "channel team is Paused: its owner alice ends that with `relay " in told.stderr
+    said = "channel resume team`\n"
     assert (told.returncode, told.stderr.endswith(said)) == (6, True)
     assert done(home, "drain", "team", "--as", "alice") == "channel team is Draining"
     assert done(home, "resume", "team") == "channel team is Active"

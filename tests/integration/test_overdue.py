@@ -37,7 +37,7 @@ def test_the_schedule(box: Box) -> None:
     assert nack == (
         "not acknowledged by bob: no acknowledgment within 60 s, 4 attempts; "
         f"`relay dead replay {sent}` tries it again, `relay dead discard {sent}` lets it go; "
-        "both are for operator and the lead\n"
+        "only operator and the lead may do either\n"
     )
     listed = rows_of("dead", "list", home=box.root)  # it is in the file at once
     assert [row["id"] for row in listed] == [sent]
