@@ -76,7 +76,7 @@ class CommStore:
         clock = clock or Clock()
         state = state or State(clock.now_ns() // NS_PER_S)
         self._writer = FileWriter(state, clock, refusal)
-        self.engine = Engine(clock, state, limits, warn=warn, door=self._writer.apply)
+        self.engine = Engine(clock, state, limits, warn=warn, transition=self._writer.apply)
         self.state = state
         self.path: str | None = None  # the file that it was opened from
         self._queues = Queues(self.engine, self._writer)

@@ -7,7 +7,7 @@
     retries       overdue deliveries and dead letters
     archives      retention, the room of the store, archive files
 
-A command of a part validates, makes its events and applies each by ``Engine.apply``; a refusal is
+A command of a part validates, makes its events and applies each by ``Core.apply``; a refusal is
 an error that names the field, and leaves the store unchanged. The owner of an engine delivers: a
 relay writes files and reports them, ``CommStore`` puts messages into queues. Not thread-safe: it
 has one owner.
@@ -51,11 +51,12 @@ class StoreStats(NamedTuple):
     sequence: int  # the events so far
 
 
-class Engine:
+class Engine(Core):
     """A store in memory.
 
-    ``door``: applies an event to the state in the place of ``transitions.apply``, for an owner that
-    has to do more. ``keeps_events``: ``fresh_events`` collects them for the owner's journal.
+    ``transition``: applies an event to the state in the place of ``transitions.apply``, for an
+    owner that has to do more. ``keeps_events``: ``fresh_events`` collects them for the owner's
+    journal.
     """
 
     def __init__(
@@ -67,40 +68,18 @@ class Engine:
         *,
         archive_files: ArchiveFiles | None = None,
         warn: Warn | None = None,
-        door: Callable[[events.Event], None] | None = None,
+        transition: Callable[[events.Event], None] | None = None,
         keeps_events: bool = False,
     ) -> None:
-        self.clock = clock
-        self.state = state or State(clock.now_ns() // NS_PER_S)
-        self.limits = limits
-        self.rules = rules
-        self.warn = warn or log_warning
-        door = door or partial(transitions.apply, self.state)
-        core = Core(clock, self.state, limits, rules, self.warn, door, keeps_events=keeps_events)
-        self._core = core
-        self.archives = Archives(core, archive_files)
-        self.channels = Channels(core, self.archives)
-        self.messages = Messages(core, self.channels, self.archives)
-        self.obligations = Obligations(core)
-        self.deliveries = Deliveries(core, self.obligations)
-        self.retries = Retries(core, self.deliveries, self.obligations)
-
-    def apply(self, event: events.Event, at_ns: int | None = None) -> None:
-        """Change the store as the event says: the one way to change it.
-
-        ``at_ns``: when it happened (Unix nanoseconds), if not now.
-        """
-        self._core.apply(event, at_ns)
-
-    @property
-    def fresh_events(self) -> list[events.FreshEvent]:
-        """The events since ``clear_events``, where they are kept for a journal."""
-        return self._core.fresh_events or []
-
-    def clear_events(self) -> None:
-        """Forget the fresh events: the journal has them."""
-        if self._core.fresh_events is not None:
-            self._core.fresh_events = []
+        state = state or State(clock.now_ns() // NS_PER_S)
+        transition = transition or partial(transitions.apply, state)
+        super().__init__(clock, state, limits, rules, warn or log_warning, transition, keeps_events)
+        self.archives = Archives(self, archive_files)
+        self.channels = Channels(self, self.archives)
+        self.messages = Messages(self, self.channels, self.archives)
+        self.obligations = Obligations(self)
+        self.deliveries = Deliveries(self, self.obligations)
+        self.retries = Retries(self, self.deliveries, self.obligations)
 
     @property
     def sequence(self) -> int:

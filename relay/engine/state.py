@@ -438,7 +438,7 @@ IN_QUEUES = DeliveryRules()
 
 
 class Core:
-    """The state, the way to change it, time, limits and rules: shared by the parts of an engine.
+    """The state, the way to change it, time, limits and rules: what the parts of an engine share.
 
     A part decides what a command does; it changes the store only by ``apply``. Not thread-safe:
     one owner.
@@ -451,35 +451,38 @@ class Core:
         limits: Limits,
         rules: DeliveryRules,
         warn: Warn,
-        door: Callable[[Event], None],
-        *,
-        keeps_events: bool = False,
+        transition: Callable[[Event], None],
+        keeps_events: bool,
     ) -> None:
         self.clock = clock
         self.state = state
         self.limits = limits
         self.rules = rules
         self.warn = warn
-        self._door = door
-        # events for the owner's journal; None without one
-        self.fresh_events: list[FreshEvent] | None = [] if keeps_events else None
+        self._transition = transition
+        self.keeps_events = keeps_events
+        self.fresh_events: list[FreshEvent] = []  # since ``clear_events``, for the owner's journal
 
     def apply(self, event: Event, at_ns: int | None = None) -> None:
-        """Change the store as the event says, and keep the event for the journal, if any.
+        """Change the store as the event says: the one way to change it; keep it for the journal.
 
         ``at_ns``: when it happened (Unix nanoseconds), if not now.
         Errors: CommError of a store that takes no events, which is unchanged; StateFault when the
         event was applied in part: the store has to be opened again.
         """
         try:
-            self._door(event)
+            self._transition(event)
         except (CommError, OSError):
             raise
         except Exception as exc:
             name, why = type(event).__name__, type(exc).__name__  # its text may quote content
             raise StateFault(f"internal error: {name} cannot be applied: {why}") from exc
-        if self.fresh_events is not None:
+        if self.keeps_events:
             self.fresh_events.append((event, at_ns or self.clock.now_ns()))
+
+    def clear_events(self) -> None:
+        """Forget the fresh events: the journal has them."""
+        self.fresh_events = []
 
     def now_ns(self) -> int:
         """The time by the owner's clock, Unix nanoseconds."""

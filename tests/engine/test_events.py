@@ -37,7 +37,7 @@ from relay.acomm.model import (
 from relay.base.errors import CommError, FormatError
 from relay.commstore.store import CommStore
 from relay.engine import events
-from relay.engine.events import Event, FreshEvent
+from relay.engine.events import Event
 from relay.engine.rules import match_mode
 from relay.engine.state import IN_QUEUES
 from tests.engine.support import BY_FILES, NOW_S, UUID, accept, after, channel_of, new_store, send
@@ -78,7 +78,7 @@ def identify(store: CommStore, identities: dict[str, str]) -> None:
 
 def owed(store: CommStore) -> object:
     """As in a relay: a command is begun, reminded of, and answered or not; time is lost."""
-    core = store.engine._core
+    core = store.engine
     core.rules = BY_FILES
     try:
         message = store.send_message(numbered(store, "Group"), "a", MessageType.COMMAND, "do")
@@ -286,15 +286,14 @@ def played(steps: list[Operation]) -> tuple[CommStore, list[Event]]:
     """A store after these operations, and its events."""
     clock = FakeClock(NOW_S * 10**9)
     store = CommStore(clock)
-    recorded: list[FreshEvent] = []
-    store.engine._core.fresh_events = recorded
+    store.engine.keeps_events = True
     for step in [channels_of_every_type, *steps]:
         clock.advance(1)
         try:
             step(store)
         except CommError:
             pass
-    return store, [event for event, _ in recorded]
+    return store, [event for event, _ in store.engine.fresh_events]
 
 
 STEPS = st.lists(st.binary(min_size=8, max_size=8).map(operation_of), min_size=12, max_size=30)
