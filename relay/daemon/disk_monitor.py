@@ -10,40 +10,29 @@ it, so that a repetition after a crash has the same id and is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from relay.base.clock import Clock
 from relay.base.disk import DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.base.text import format_size
 from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.ledger.ledger import Ledger
+from relay.delivery.part import Part, Resources
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, NOTIFIED appended; or empty
 NOTIFIED = " told"
 LEVELS = {DiskState.OK: "info", DiskState.FLOOR: "error"}
 
 
-class DiskMonitor:
-    """Called after every tick. Owned by the loop."""
+class DiskMonitor(Part):
+    """Called after every tick."""
 
     def __init__(
-        self,
-        status: SharedStatus,
-        dispatcher: Dispatcher,
-        disk: DiskWatch,
-        ledger: Ledger,
-        clock: Clock,
-        log: Callable[..., object],
+        self, given: Resources, status: SharedStatus, dispatcher: Dispatcher, disk: DiskWatch
     ) -> None:
+        super().__init__(given)
         self._status = status
         self._dispatcher = dispatcher
         self._disk = disk
-        self._ledger = ledger
-        self._clock = clock
-        self._log = log
         self._trouble = ""
 
     def due_ns(self) -> int:

@@ -25,6 +25,7 @@ from relay.base.message import Kind
 from relay.base.text import plural
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
+from relay.delivery.part import Part, Resources
 from relay.delivery.values import Pack, Prune, Subject
 from relay.ledger import file as ledger_file
 from relay.ledger.file import open_readonly
@@ -43,30 +44,14 @@ LogLine = tuple[str, str, dict[str, object]]  # sentence, action, facts
 NOBODY = Subject()  # asked for a job of the relay's own
 
 
-class Housekeeper:
-    """Runs one job at a time in ``executor``, beside the loop. Owned by the loop."""
+class Housekeeper(Part):
+    """Runs one job at a time in ``executor``, beside the loop."""
 
     def __init__(
-        self,
-        home: Home,
-        ledger: Ledger,
-        config: Config,
-        clock: Clock,
-        executor: Executor,
-        log: Callable[..., object],
-        *,
-        lost_ns: Callable[[int], int],
-        pause_s: float,
-        wake: Callable[[], None],
+        self, given: Resources, executor: Executor, *, pause_s: float, wake: Callable[[], None]
     ) -> None:
-        """``lost_ns``: the time without a running relay, by the clock, since a time (Unix ns)."""
-        self._home = home
-        self._ledger = ledger
-        self._config = config
-        self._clock = clock
+        super().__init__(given)
         self._executor = executor
-        self._log = log
-        self._lost_ns = lost_ns
         self._pause_s = pause_s
         self._stopping = threading.Event()
         self._wake = wake  # called in the thread, at the end of a job
@@ -78,12 +63,16 @@ class Housekeeper:
         self._pruning: Iterator[int] | None = None  # of rows, in the loop
         self._audit_rows_pruned = 0
         # Not right at the start, and early enough for a relay that is restarted often.
-        self._next_prune_ns = clock.monotonic_ns() + min(60, config.retention.every_s) * NS_PER_S
+        self._next_prune_ns = (
+            given.clock.monotonic_ns() + min(60, given.config.retention.every_s) * NS_PER_S
+        )
         self._next_check_ns = self._next_prune_ns
-        self._next_disk_ns = clock.monotonic_ns()
+        self._next_disk_ns = given.clock.monotonic_ns()
         self._next_slice_ns = 0
         self.damage = ""  # what the last check of the ledger found
-        self.wal = WalWatch(home.path(LEDGER), config.ledger, clock, executor, log)
+        self.wal = WalWatch(
+            given.home.path(LEDGER), given.config.ledger, given.clock, executor, given.log
+        )
 
     @property
     def paused(self) -> str:
@@ -123,7 +112,10 @@ class Housekeeper:
         """Start the thread's next job: requested, due, or needed by a full disk."""
         if now >= self._next_prune_ns:
             self._next_prune_ns = now + self._config.retention.every_s * NS_PER_S
-            if self._lost_ns(self._clock.now_ns() - CLOCK_NS) > archive_pack.DAY_NS:
+            if (
+                self._store.deliveries.downtime_ns(self._clock.now_ns() - CLOCK_NS)
+                > archive_pack.DAY_NS
+            ):
                 self._next_prune_ns = now + CLOCK_NS  # the clock may be wrong, and be set soon
             else:
                 self.enqueue(Prune())

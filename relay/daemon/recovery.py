@@ -43,6 +43,7 @@ from relay.daemon.opening import OpenedStore
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
+from relay.delivery.part import Resources
 from relay.delivery.projection import Projection, deliveries_of, facts_of
 from relay.delivery.retry import ACCEPTED
 from relay.engine.engine import Engine
@@ -55,24 +56,18 @@ ROWS = 5_000  # looked up at once
 SHOWN_IDS = 20
 
 
-def recover(
-    home: Home,
-    clock: Clock,
-    log: LogCall,
-    ledger: Ledger,
-    opened: OpenedStore,
-    restorer: Restorer,
-) -> list[tuple[str, str]]:
+def recover(given: Resources, opened: OpenedStore, restorer: Restorer) -> list[tuple[str, str]]:
     """Recover from the last run; returns the files to process first, in order.
 
     ``restorer`` has written all pieces of the journal but the last.
     """
-    store, events, projection = opened.store, opened.events, opened.projection
+    _, home, ledger, store, events, clock, log = given
+    projection = opened.projection
     may_lack_unsynced = opened.may_lack_unsynced
     if may_lack_unsynced:
         log("The machine was restarted since, or a file system mounted anew", action="power_cut")
     now = clock.now_ns()
-    Deadlines(ledger, store, events, clock, log).extend()
+    Deadlines(given).extend()
     with ledger.transaction():
         for operation in ledger.processes.roll_back(now):
             log(f"Rolled back an interrupted operation: {operation}", action="roll_back")

@@ -34,6 +34,7 @@ from relay.daemon.opening import OpenedStore, open_store
 from relay.daemon.search_filler import SearchFiller
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
+from relay.delivery.part import Resources
 from relay.engine.archives import Roller, RollPolicy
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.engine import Engine
@@ -121,7 +122,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             self.ledger = ledger = _open_ledger(stack, home, config, clock, log)
             self.epoch = self.status.epoch = epoch_of(ledger)
-            self.opened, requeued = open_recovered(
+            given, self.opened, requeued = open_recovered(
                 stack, home, config, clock, log, ledger, self._warn, boot=boot
             )
             store = self.opened.store
@@ -131,8 +132,14 @@ class Session:
             self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
             stack.callback(self._close_executors)
             self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
-            self.dispatcher = self._make_dispatcher(config, executors.flush)
-            self.housekeeper = self._make_housekeeper(config, executors)
+            self.dispatcher = Dispatcher(
+                given,
+                flusher=self.flusher,
+                roller=make_roller(store, config, clock, executors.flush, wake),
+                roster=Roster(home, self.watcher, config.lead, log),
+                metrics=self.status.metrics,
+            )
+            self.housekeeper = Housekeeper(given, keeper, pause_s=executors.pause_s, wake=wake)
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
             self._search = SearchFiller(
                 home, config, clock, self.opened.key, executors.search, log, wake
@@ -145,40 +152,9 @@ class Session:
             )
             self._publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
             disk = DiskWatch(home.root, config.disk, clock, measure_disk)
-            self.disk_monitor = DiskMonitor(self.status, self.dispatcher, disk, ledger, clock, log)
+            self.disk_monitor = DiskMonitor(given, self.status, self.dispatcher, disk)
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
-
-    def _make_dispatcher(self, config: Config, executor: Executor) -> Dispatcher:
-        """The loop's stages; archives are written in ``executor``."""
-        roller = make_roller(self.opened.store, config, self.clock, executor, self.watcher.wake)
-        roster = Roster(self.home, self.watcher, config.lead, self._log)
-        return Dispatcher(
-            config=config,
-            home=self.home,
-            ledger=self.ledger,
-            store=self.opened.store,
-            events=self.opened.events,
-            flusher=self.flusher,
-            roller=roller,
-            roster=roster,
-            metrics=self.status.metrics,
-            clock=self.clock,
-            log=self._log,
-        )
-
-    def _make_housekeeper(self, config: Config, executors: Executors) -> Housekeeper:
-        return Housekeeper(
-            self.home,
-            self.ledger,
-            config,
-            self.clock,
-            executors.keeper,
-            self._log,
-            lost_ns=self.opened.store.deliveries.downtime_ns,
-            pause_s=executors.pause_s,
-            wake=self.watcher.wake,
-        )
 
     def begin(self) -> None:
         """Take the first turn: everything that waits in outboxes. Closes the session if it fails.
@@ -338,7 +314,7 @@ def open_recovered(
     *,
     make_key: bool = True,
     boot: str = "",
-) -> tuple[OpenedStore, list[tuple[str, str]]]:
+) -> tuple[Resources, OpenedStore, list[tuple[str, str]]]:
     """Open store and journal beside the ledger of a begun epoch, and recover all three.
 
     Returns also the files to process first, (agent, file name). Errors: those of ``open_store``.
@@ -356,7 +332,8 @@ def open_recovered(
         write_piece=restorer.write,
     )
     stack.callback(opened.events.close)
-    return opened, recovery.recover(home, clock, log, ledger, opened, restorer)
+    given = Resources(config, home, ledger, opened.store, opened.events, clock, log)
+    return given, opened, recovery.recover(given, opened, restorer)
 
 
 def epoch_of(ledger: Ledger) -> int:

@@ -17,7 +17,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from relay.acomm.model import ChannelType, DeliveryState, Message, MessageType, Origin
-from relay.base.clock import NS_PER_S, Clock, iso_time
+from relay.base.clock import NS_PER_S, iso_time
 from relay.base.errors import (
     ChannelNotFound,
     ChannelUnavailable,
@@ -35,6 +35,7 @@ from relay.base.names import ORCHESTRATOR, direct_channel_name, sha256_hex
 from relay.delivery import router
 from relay.delivery.control import Orchestrator
 from relay.delivery.file_ops import DiskFull, render_delivered
+from relay.delivery.part import Part, Resources
 from relay.delivery.plan import cancelled_notices, refuse, reply
 from relay.delivery.values import (
     Answer,
@@ -49,7 +50,6 @@ from relay.delivery.values import (
     SystemMessage,
 )
 from relay.engine.deliveries import SYSTEM
-from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryFacts, held_delivery
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
@@ -59,16 +59,12 @@ CHANNEL_FULL_RECHECK_NS = 60 * NS_PER_S  # delivered as soon as the limit allows
 STICKY = "sent before it joined"
 
 
-class PlanApplier:
-    """Applies plans to the store. Owned by the loop."""
+class PlanApplier(Part):
+    """Applies plans to the store."""
 
-    def __init__(
-        self, store: Engine, orchestrator: Orchestrator, clock: Clock, log: LogCall
-    ) -> None:
-        self._store = store
+    def __init__(self, given: Resources, orchestrator: Orchestrator) -> None:
+        super().__init__(given)
         self._orchestrator = orchestrator
-        self._clock = clock
-        self._log = log
 
     def apply(self, plan: Plan) -> Applied:
         """Apply a plan; a file that the engine refuses, or that meets a bug, is refused.

@@ -14,17 +14,17 @@ import contextlib
 
 from relay.acomm.model import Delivery, DeliveryState
 from relay.base.errors import MessageError, Refused, UnsafePath
-from relay.base.home import Dirs, Home
+from relay.base.home import Dirs
 from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.base.outcomes import REMOVED, is_cancelled
 from relay.delivery import file_ops
+from relay.delivery.part import Part, Resources
 from relay.delivery.reads import ReadDetector, was_taken
 from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryFacts
-from relay.ledger.ledger import Ledger
 from relay.reach.session import load_session
 
 CANCEL = "message.cancel"  # its ACTION
@@ -67,13 +67,11 @@ def recorded_cancellation(message_id: str, sender: str, store: Engine) -> Effect
     return Effects(cancellation=Cancellation(message.id, message_id, sender, ended))
 
 
-class Canceller:
-    """Carries out ``message.cancel``. Owned by the loop."""
+class Canceller(Part):
+    """Carries out ``message.cancel``."""
 
-    def __init__(self, home: Home, ledger: Ledger, store: Engine, reads: ReadDetector) -> None:
-        self._home = home
-        self._ledger = ledger
-        self._store = store
+    def __init__(self, given: Resources, reads: ReadDetector) -> None:
+        super().__init__(given)
         self._reads = reads
         self.set_aside: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
 

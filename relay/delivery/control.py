@@ -14,19 +14,18 @@ from relay.agents import run_files
 from relay.agents.requests import Requester, Spec, read_request
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
-from relay.base.config import SpawnSettings
 from relay.base.errors import CommError, MessageError, Refused, UnsafePath
 from relay.base.message import CHANNEL_KINDS, Kind, MessageFile, command_fields, control_fields
 from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
 from relay.delivery.channel_fields import filter_of
 from relay.delivery.file_ops import DiskFull
+from relay.delivery.part import Part, Resources
 from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import ControlReply, Effects, Subject, SystemMessage
 from relay.engine import rules
 from relay.engine.engine import Engine
-from relay.ledger.ledger import Ledger
 from relay.reach.session import NO_SESSION, live_session
 
 PROCESS_KINDS = frozenset({Kind.SPAWN, Kind.RELEASE})
@@ -35,26 +34,22 @@ EVERYTHING = "#"  # the pattern of a subscription without a topic
 FIELDS = {Kind.SUBSCRIBE: ("PATTERN", "FILTER"), Kind.UNSUBSCRIBE: ("PATTERN",)}
 
 
-class Orchestrator:
-    """Carries out the messages that are addressed to the orchestrator. Owned by the loop."""
+class Orchestrator(Part):
+    """Carries out the messages that are addressed to the orchestrator."""
 
     def __init__(
         self,
-        store: Engine,
+        given: Resources,
         roster: Roster,
         statuses: AgentStatusTracker,
         states: StateStore,
-        spawn: SpawnSettings,
         canceller: Canceller,
-        ledger: Ledger,
     ) -> None:
-        self._store = store
+        super().__init__(given)
         self._roster = roster
         self._statuses = statuses
         self._states = states
-        self._spawn = spawn
         self._canceller = canceller
-        self._ledger = ledger
 
     def carry_out(self, message: MessageFile, subject: Subject) -> ControlReply:
         """Carry out a message. Errors: DiskFull, which is transient."""
@@ -62,7 +57,7 @@ class Orchestrator:
         sender, message_id = subject.agent, subject.message_id
         if message.kind in PROCESS_KINDS:
             requester = Requester(sender, message_id, subject.at_ns, lead)
-            request = read_request(message, requester, self._spawn)
+            request = read_request(message, requester, self._config.spawn)
             if isinstance(request, str):
                 return ControlReply(False, request)
             if request.spec is not None:

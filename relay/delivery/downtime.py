@@ -11,34 +11,21 @@ import contextlib
 from collections.abc import Mapping
 
 from relay.acomm.model import Obligation
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
-from relay.base.logs import LogCall
-from relay.delivery.eventlog import EventLog
+from relay.delivery.part import Part, Resources
 from relay.delivery.values import MOST_PAUSE_S
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import ObligationFacts
-from relay.ledger.ledger import Ledger
 
 LEAST_NS = 5 * NS_PER_S  # less is a busy machine, or a clock that is being adjusted
 
 
-class Deadlines:
-    """The deadlines of store and ledger. Owned by the loop."""
+class Deadlines(Part):
+    """The deadlines of store and ledger."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        events: EventLog,
-        clock: Clock,
-        log: LogCall,
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._events = events
-        self._clock = clock
-        self._log = log
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
         self._last: tuple[int, int] | None = None  # both clocks, when they were last looked at
 
     def check(self, monotonic_ns: int) -> None:

@@ -14,21 +14,18 @@ from collections.abc import Iterable
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatus, AgentStatusTracker, StatusChange
 from relay.base import directory_guard
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import DetectionSettings
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import FormatError, UnsafePath
-from relay.base.home import AGENT_DIRS, META, READ, Home
+from relay.base.home import AGENT_DIRS, META, READ
 from relay.base.incidents import Incident, IncidentDedup, IncidentKind
-from relay.base.logs import LogCall
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.watcher import POLL_MS, WatchEvents
 from relay.delivery.downtime import Deadlines
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
+from relay.delivery.part import Part, Resources
 from relay.delivery.reads import GRACE_NS, ReadDetector
 from relay.delivery.reports import ReportReader
-from relay.engine.engine import Engine
-from relay.ledger.ledger import Ledger
 from relay.reach.report import SUFFIX
 
 Folders = tuple[tuple[int, int], ...]  # inode and ctime of each
@@ -37,16 +34,13 @@ SCANNED_AT_ONCE = 500  # agents in one turn: 100 ms at first, a tenth of that la
 RACY_NS = 2 * NS_PER_S  # far more than a tick of the clock that the kernel sets file times by
 
 
-class EventSource:
-    """Owned by the loop."""
+class EventSource(Part):
+    """Turns what the watcher saw, and scans, into files to be read, reads and agents."""
 
     def __init__(
         self,
+        given: Resources,
         *,
-        home: Home,
-        ledger: Ledger,
-        store: Engine,
-        detection: DetectionSettings,
         reads: ReadDetector,
         reports: ReportReader,
         deadlines: Deadlines,
@@ -54,13 +48,8 @@ class EventSource:
         roster: Roster,
         statuses: AgentStatusTracker,
         notifier: Notifier,
-        clock: Clock,
-        log: LogCall,
     ) -> None:
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._detection = detection
+        super().__init__(given)
         self._reads = reads
         self._reports = reports
         self._deadlines = deadlines
@@ -68,8 +57,6 @@ class EventSource:
         self._roster = roster
         self._statuses = statuses
         self._notifier = notifier
-        self._clock = clock
-        self._log = log
         self._told = IncidentDedup()
         self._next_scan_ns = 0
         self._unscanned: list[str] = []  # agents that the scan has still to come to, the next last
@@ -105,7 +92,7 @@ class EventSource:
             self._deadlines.record_alive()
             self._intake.rate_limit.sweep()
             self._record_incidents(directory_guard.stray_agents(self._home))
-            self._next_scan_ns = now + self._detection.scan_interval_s * NS_PER_S
+            self._next_scan_ns = now + self._config.detection.scan_interval_s * NS_PER_S
             self._unscanned = [name for name in self._unscanned if name in self._roster.agents]
             if self._unscanned:
                 self._scans_again = True  # those that were scanned before now: after this round

@@ -19,17 +19,16 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S
 from relay.base.errors import CommError, StateFault
 from relay.base.home import Dirs
 from relay.base.incidents import Refusal, RefusalCode
-from relay.base.logs import LogCall
 from relay.base.metrics import Metrics
 from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, PlanApplier
 from relay.delivery.cancel import Canceller, is_cancel
-from relay.delivery.eventlog import EventLog
 from relay.delivery.file_ops import DiskFull
+from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Applied,
@@ -42,7 +41,6 @@ from relay.delivery.values import (
     Subject,
 )
 from relay.engine import events
-from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery
 from relay.ledger.deliveries import DeliveryFacts
 
@@ -66,31 +64,23 @@ class ExecutionResult(NamedTuple):
         return all(postponed is not plan for postponed, _ in self.postponed)
 
 
-class PlanExecutor:
-    """Executes plans, a batch at a time. Owned by the loop."""
+class PlanExecutor(Part):
+    """Executes plans, a batch at a time."""
 
     def __init__(
         self,
-        *,
-        store: Engine,
-        events: EventLog,
+        given: Resources,
         plan_applier: PlanApplier,
         canceller: Canceller,
         ledger_writer: LedgerWriter,
         metrics: Metrics,
-        clock: Clock,
-        log: LogCall,
-        is_verbose: bool,
     ) -> None:
-        self._store = store
-        self._events = events
+        super().__init__(given)
         self._plan_applier = plan_applier
         self._canceller = canceller
         self._ledger_writer = ledger_writer
         self._metrics = metrics
-        self._clock = clock
-        self._log = log
-        self._is_verbose = is_verbose  # a line of the log for each message
+        self._is_verbose = given.config.log_level == "debug"  # a line of the log for each message
 
     def execute_own(self, dirs: Dirs, plans: Sequence[Plan]) -> ExecutionResult:
         """Execute plans of the relay's own; all are postponed while the disk takes no file.

@@ -17,17 +17,15 @@ from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState
 from relay.agents.status import Directory
-from relay.base.clock import NS_PER_S, Clock, elapsed
-from relay.base.home import Dirs, Home
-from relay.base.logs import LogCall
+from relay.base.clock import NS_PER_S, elapsed
+from relay.base.home import Dirs
 from relay.base.message import Kind
 from relay.delivery import plan as planning
 from relay.delivery.execute import ExecutionResult
 from relay.delivery.notifications import notice_to_sender, unanswered_text, unsent
+from relay.delivery.part import Part, Resources
 from relay.delivery.values import Effects, Plan, Subject
-from relay.engine.engine import Engine
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
-from relay.ledger.ledger import Ledger
 from relay.reach.session import IDLE, Session, load_sessions
 
 CHECK_NS = 5 * NS_PER_S  # between two looks at the sessions
@@ -36,22 +34,11 @@ HAS_IT = (DeliveryState.RECEIVED, DeliveryState.ACKNOWLEDGED)
 NOT_REACHED = ("expired", "bounced", "dead")
 
 
-class IdleNotices:
-    """Tells others that an agent is idle. Owned by the loop."""
+class IdleNotices(Part):
+    """Tells others that an agent is idle."""
 
-    def __init__(
-        self,
-        home: Home,
-        ledger: Ledger,
-        store: Engine,
-        clock: Clock,
-        log: LogCall,
-    ) -> None:
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._clock = clock
-        self._log = log
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
         self._next_ns = 0  # of the next look (monotonic)
         self._is_asked = True  # requests are open, as far as it is known
         self._idle: dict[str, int] = {}  # session -> since when it is idle, as seen last

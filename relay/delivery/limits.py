@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.incidents import Incident, IncidentKind
+from relay.delivery.part import Part, Resources
 from relay.delivery.values import Inbound
-from relay.engine.engine import Engine
 
 # An agent over its limit is looked at this often: a sync of the journal for each single message
 # would cost more than the messages do.
@@ -100,13 +100,11 @@ LOOP_WINDOW_NS = 60 * NS_PER_S
 LOOP_CALM_NS = 5 * LOOP_WINDOW_NS  # nothing of a loop was held for so long: it has ended
 
 
-class ReplyLoops:
-    """Detects reply loops. Owned by the loop."""
+class ReplyLoops(Part):
+    """Detects reply loops."""
 
-    def __init__(self, store: Engine, most: int, clock: Clock) -> None:
-        self._store = store
-        self._most = most
-        self._clock = clock
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
         self._held_ns: dict[frozenset[str], int] = {}  # agents of a loop -> last held (monotonic)
         self.alerts: list[Alert] = []  # to be reported
 
@@ -116,9 +114,9 @@ class ReplyLoops:
         if inbound.refusal:
             return ""
         agent, message_id = inbound.file.agent, inbound.file.message_id
-        now_ns = self._clock.now_ns()
+        now_ns, most = self._clock.now_ns(), self._config.limits.reply_depth
         agents = {agent}
-        for _ in range(self._most + 1):
+        for _ in range(most + 1):
             stored = self._store.messages.find_by_relay_id(answers) if answers else None
             if stored is None:
                 return ""
@@ -128,7 +126,7 @@ class ReplyLoops:
             agents.add(stored.sender)
             answers = str((stored.metadata or {}).get("re") or "")
         names = ", ".join(sorted(agents))
-        why = f"more than {self._most} answers of {names} along RE within a minute"
+        why = f"more than {most} answers of {names} along RE within a minute"
         if self._is_new(frozenset(agents)):
             what = f"{message_id} waits in the outbox of {agent}"
             detail = f"a loop of answers: {why} (limits.reply_depth); {what}, nothing is lost"

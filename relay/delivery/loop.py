@@ -14,10 +14,8 @@ from operator import attrgetter
 from relay.agents.roster import Roster
 from relay.agents.status import AgentStatusTracker
 from relay.base import directory_guard
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Config
-from relay.base.home import Dirs, Home
-from relay.base.logs import LogCall
+from relay.base.clock import NS_PER_MS, NS_PER_S
+from relay.base.home import Dirs
 from relay.base.metrics import Metrics
 from relay.base.names import LEAD
 from relay.base.watcher import NOTHING, WatchEvents
@@ -27,13 +25,13 @@ from relay.delivery.cancel import Canceller
 from relay.delivery.control import Orchestrator
 from relay.delivery.downtime import Deadlines
 from relay.delivery.event_source import EventSource
-from relay.delivery.eventlog import EventLog
 from relay.delivery.execute import PlanExecutor
 from relay.delivery.idle import IdleNotices
 from relay.delivery.intake import Intake
 from relay.delivery.intake_queue import in_turns
 from relay.delivery.limits import ReplyLoops
 from relay.delivery.notifications import Notifier, Reminders
+from relay.delivery.part import Part, Resources
 from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
 from relay.delivery.record import LedgerWriter
@@ -53,8 +51,6 @@ from relay.delivery.values import (
 )
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
-from relay.engine.engine import Engine
-from relay.ledger.ledger import Ledger
 
 _AGENT = attrgetter("file.agent")
 BATCH_NS = 250 * NS_PER_MS  # of files, in one turn: what is left gives way to other agents
@@ -62,39 +58,27 @@ PART_BYTES = 32 << 20  # of the journal: room for so much is made at once
 EVENTS_BYTES = 2 << 10  # a refusal and its nack, or the events about a message
 
 
-class Dispatcher:
+class Dispatcher(Part):
     """Does all due work when ``tick`` is called. Used from one thread."""
 
     def __init__(
         self,
+        given: Resources,
         *,
-        config: Config,
-        home: Home,
-        ledger: Ledger,
-        store: Engine,
-        events: EventLog,
         flusher: Flusher,
         roller: Roller,
         roster: Roster,
         metrics: Metrics,
-        clock: Clock,
-        log: LogCall,
     ) -> None:
+        super().__init__(given)
         self.metrics = metrics
-        self._config = config
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._events = events
         self._flusher = flusher
         self._roller = roller
         self._roster = roster
-        self._clock = clock
-        self._log = log
-        self._build_intake()
-        self._build_execution()
-        self._build_sources()
-        events.measure(metrics.commit_s)
+        self._build_intake(given)
+        self._build_execution(given)
+        self._build_sources(given)
+        self._events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._left: list[Inbound] = []  # claimed, and not begun in the time of their batch
         self._batch_ends_ns = 0  # then (monotonic)
@@ -105,74 +89,45 @@ class Dispatcher:
         self._has_process_requests = False  # for processes to be started or ended
         self._due_ns = 0  # of the next turn with something to do (monotonic)
 
-    def _build_intake(self) -> None:
+    def _build_intake(self, given: Resources) -> None:
         """Build what a file passes before it is planned."""
-        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
-        store = self._store
+        config, clock, log = given.config, given.clock, given.log
         self._intake = Intake(config.detection, config.limits, clock, log, config.security)
-        keys = SigningKeys(ledger, store, config.security.require_signatures, clock, log)
-        self._validator = Validator(keys, self._roster, config.limits, log)
-        self.guard = directory_guard.DirectoryGuard(self._home)
-        self._claimer = Claimer(ledger, store, clock, log)
-        age_ns = store.deliveries.running_ns
-        self._statuses = AgentStatusTracker(ledger, self._roster, config.agents, clock, age_ns, log)
-        self._reply_loops = ReplyLoops(store, config.limits.reply_depth, clock)
+        self._validator = Validator(given, SigningKeys(given), self._roster)
+        self.guard = directory_guard.DirectoryGuard(given.home)
+        self._claimer = Claimer(given)
+        age_ns = given.store.deliveries.running_ns
+        self._statuses = AgentStatusTracker(
+            given.ledger, self._roster, config.agents, clock, age_ns, log
+        )
+        self._reply_loops = ReplyLoops(given)
 
-    def _build_execution(self) -> None:
+    def _build_execution(self, given: Resources) -> None:
         """Build what executes plans."""
-        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
-        store = self._store
-        events, roster = self._events, self._roster
-        states = StateStore(self._home, config.continuity)
-        writer = LedgerWriter(ledger, store, events, clock, log)
-        self._ledger_writer = writer
-        self._reads = ReadDetector(
-            self._home, ledger, store, events, writer, self.metrics, clock, log
-        )
-        canceller = Canceller(self._home, ledger, store, self._reads)
-        orchestrator = Orchestrator(
-            store, roster, self._statuses, states, config.spawn, canceller, ledger
-        )
-        self._executor = PlanExecutor(
-            store=store,
-            events=events,
-            plan_applier=PlanApplier(store, orchestrator, clock, log),
-            canceller=canceller,
-            ledger_writer=self._ledger_writer,
-            metrics=self.metrics,
-            clock=clock,
-            log=log,
-            is_verbose=config.log_level == "debug",
-        )
-        self.notifier = Notifier(self._home, roster, ledger, self._executor, states, clock, log)
+        roster, statuses = self._roster, self._statuses
+        states = StateStore(given.home, given.config.continuity)
+        self._ledger_writer = writer = LedgerWriter(given)
+        self._reads = ReadDetector(given, writer, self.metrics)
+        canceller = Canceller(given, self._reads)
+        orchestrator = Orchestrator(given, roster, statuses, states, canceller)
+        applier = PlanApplier(given, orchestrator)
+        self._executor = PlanExecutor(given, applier, canceller, writer, self.metrics)
+        self.notifier = Notifier(given, roster, self._executor, states)
 
-    def _build_sources(self) -> None:
+    def _build_sources(self, given: Resources) -> None:
         """Build what finds files, and what makes plans without one."""
-        config, ledger, clock, log = self._config, self._ledger, self._clock, self._log
-        store = self._store
-        self._deadlines = Deadlines(ledger, store, self._events, clock, log)
-        self.idle = IdleNotices(self._home, ledger, store, clock, log)
+        self._deadlines = Deadlines(given)
+        self.idle = IdleNotices(given)
         self._sources: tuple[PlanSource, ...] = (
-            HeldQueue(ledger, store, config, clock),
-            RetryQueue(ledger, store, clock, log),
-            Reminders(ledger, store, self._statuses.process_endings, clock, log),
+            HeldQueue(given),
+            RetryQueue(given),
+            Reminders(given, self._statuses.process_endings),
             self.idle,
         )
-        self._reports = ReportReader(
-            ledger,
-            store,
-            self._events,
-            self._ledger_writer,
-            self._intake.rate_limit,
-            self.idle.on_state,
-            clock,
-            log,
-        )
+        limit, on_state = self._intake.rate_limit, self.idle.on_state
+        self._reports = ReportReader(given, self._ledger_writer, limit, on_state)
         self._event_source = EventSource(
-            home=self._home,
-            ledger=ledger,
-            store=store,
-            detection=config.detection,
+            given,
             reads=self._reads,
             reports=self._reports,
             deadlines=self._deadlines,
@@ -180,8 +135,6 @@ class Dispatcher:
             roster=self._roster,
             statuses=self._statuses,
             notifier=self.notifier,
-            clock=clock,
-            log=log,
         )
 
     def pause(self, source: str, reason: str) -> None:

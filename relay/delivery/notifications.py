@@ -16,11 +16,10 @@ from relay.acomm.model import DeliveryState, Message, MessageType, Obligation
 from relay.agents.processes import ProcessNotice
 from relay.agents.roster import Roster
 from relay.agents.status import NO_AGENT, AgentStatus, Directory, StatusChange
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, elapsed
+from relay.base.clock import NS_PER_MS, NS_PER_S, elapsed
 from relay.base.errors import UnsafePath
-from relay.base.home import Dirs, Home
+from relay.base.home import Dirs
 from relay.base.incidents import IncidentKind
-from relay.base.logs import LogCall
 from relay.base.message import Kind
 from relay.base.names import OPERATOR, ORCHESTRATOR, PERMISSION, permission_ms
 from relay.base.text import times
@@ -28,6 +27,7 @@ from relay.delivery import plan as planning
 from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.limits import Alert
+from relay.delivery.part import Part, Resources
 from relay.delivery.plan import subject_of, system_message
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import (
@@ -44,26 +44,16 @@ from relay.engine.engine import Engine
 from relay.ledger.ledger import Ledger
 
 
-class Notifier:
-    """Sends notifications. Owned by the loop."""
+class Notifier(Part):
+    """Sends notifications."""
 
     def __init__(
-        self,
-        home: Home,
-        roster: Roster,
-        ledger: Ledger,
-        executor: PlanExecutor,
-        states: StateStore,
-        clock: Clock,
-        log: LogCall,
+        self, given: Resources, roster: Roster, executor: PlanExecutor, states: StateStore
     ) -> None:
-        self._home = home
-        self._ledger = ledger
+        super().__init__(given)
         self._roster = roster
         self._executor = executor
         self._states = states
-        self._clock = clock
-        self._log = log
 
     def announce(
         self,
@@ -180,25 +170,15 @@ CHECK_NS = 5 * NS_PER_S  # between two checks for processes that ended
 BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
 
 
-class Reminders:
-    """Reminds of overdue answers. Owned by the loop.
+class Reminders(Part):
+    """Reminds of overdue answers.
 
     ``endings`` makes the function of ``AgentStatusTracker.process_endings``.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        endings: Callable[[], Callable[[str, int], str]],
-        clock: Clock,
-        log: LogCall,
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
+    def __init__(self, given: Resources, endings: Callable[[], Callable[[str, int], str]]) -> None:
+        super().__init__(given)
         self._endings = endings
-        self._clock = clock
-        self._log = log
         self._next_check_ns = 0  # monotonic
 
     def due_ns(self) -> int | None:

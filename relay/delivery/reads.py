@@ -24,48 +24,30 @@ from enum import Enum, auto
 
 from relay.acomm.model import DeliveryState
 from relay.base import disk, fsio
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import UnsafePath
-from relay.base.home import PENDING, READ, Dirs, Home
-from relay.base.logs import LogCall
+from relay.base.home import PENDING, READ, Dirs
 from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.outcomes import REMOVED
 from relay.delivery import file_ops
-from relay.delivery.eventlog import EventLog
+from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
 from relay.engine import events
-from relay.engine.engine import Engine
 from relay.ledger import TAKEN
 from relay.ledger.deliveries import DeliveryFacts, held_delivery
-from relay.ledger.ledger import Ledger
 
 GRACE_NS = NS_PER_S  # between a file's removal and its mailbox's
 VANISHED = "the mailbox vanished with it, unread"
 
 
-class ReadDetector:
-    """Detects reads. Owned by the loop."""
+class ReadDetector(Part):
+    """Detects reads."""
 
-    def __init__(
-        self,
-        home: Home,
-        ledger: Ledger,
-        store: Engine,
-        events: EventLog,
-        ledger_writer: LedgerWriter,
-        metrics: Metrics,
-        clock: Clock,
-        log: LogCall,
-    ) -> None:
-        self._home = home
-        self._ledger = ledger
-        self._store = store
-        self._events = events
+    def __init__(self, given: Resources, ledger_writer: LedgerWriter, metrics: Metrics) -> None:
+        super().__init__(given)
         self._ledger_writer = ledger_writer
         self._metrics = metrics
-        self._clock = clock
-        self._log = log
         self._mailboxes = self._ledger.agents.mailboxes()
         self._missing: dict[tuple[str, str], int] = {}  # (agent, id) -> judged then (monotonic)
         self._read: dict[tuple[str, str], None] = {}  # not yet in the ledger,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S
 from relay.base.errors import UnsafePath
 from relay.base.home import REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentCounter, Refusal
 from relay.delivery import file_ops
-from relay.delivery.eventlog import EventLog
+from relay.delivery.part import Part, Resources
 from relay.delivery.projection import Projection
 from relay.delivery.values import (
     FIRST_PAUSE_S,
@@ -28,37 +28,24 @@ from relay.delivery.values import (
     Plan,
     Row,
 )
-from relay.engine.engine import Engine
 from relay.engine.events import FreshEvent
 from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
-from relay.ledger.ledger import Ledger
 
 
-class LedgerWriter:
-    """Makes the ledger follow the journal, and archives originals. Owned by the loop.
+class LedgerWriter(Part):
+    """Makes the ledger follow the journal, and archives originals.
 
     The rows of events are written with the next transaction after their append. The ledger's
     position is then the journal's durable end: rows of what follows it are written again by a
     start, which changes nothing.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        events: EventLog,
-        clock: Clock,
-        log: Callable[..., object],
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._events = events
-        self._clock = clock
-        self._log = log
-        self._counted = IncidentCounter(clock)
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
+        self._counted = IncidentCounter(given.clock)
         self._fresh: list[FreshEvent] = []  # of which the ledger does not have the rows yet
-        events.follow(self._fresh.extend)
+        given.events.follow(self._fresh.extend)
 
     def write(self, more: Callable[[], object] | None = None) -> None:
         """Write the rows of all events so far, and in the same transaction what ``more`` writes.

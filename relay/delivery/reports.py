@@ -19,22 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from relay.base import fsio
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S
 from relay.base.errors import UnsafePath
 from relay.base.home import REJECTED, Dirs
 from relay.base.incidents import Incident
-from relay.base.logs import LogCall
 from relay.base.names import MESSAGE_ID, shown
 from relay.delivery import file_ops
-from relay.delivery.eventlog import EventLog
 from relay.delivery.intake import incident_kind
 from relay.delivery.limits import RateLimit
+from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
 from relay.engine import events
-from relay.engine.engine import Engine
 from relay.ledger import IN_CONTEXT, OFFERED, RETURNED
 from relay.ledger.deliveries import MOST_OFFERS
-from relay.ledger.ledger import Ledger
 from relay.reach import report
 
 MOST_FILES = 64  # in one turn
@@ -47,28 +44,20 @@ _OFFERS = {report.OFFERED: OFFERED, report.IN_CONTEXT: IN_CONTEXT, report.RETURN
 OnState = Callable[[str, str, Iterable[str], str, int], None]
 
 
-class ReportReader:
-    """Takes reports out of outboxes. Owned by the loop."""
+class ReportReader(Part):
+    """Takes reports out of outboxes."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        store: Engine,
-        events_: EventLog,
+        given: Resources,
         ledger_writer: LedgerWriter,
         rate_limit: RateLimit,
         on_state: OnState,
-        clock: Clock,
-        log: LogCall,
     ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._events = events_
+        super().__init__(given)
         self._ledger_writer = ledger_writer
         self._rate_limit = rate_limit
         self._on_state = on_state
-        self._clock = clock
-        self._log = log
         self._waiting: dict[str, dict[str, None]] = {}  # file names by agent, served in turns
 
     def add(self, agent: str, file_name: str) -> None:

@@ -9,18 +9,17 @@ docs/formats/ledger.md, docs/states.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from relay.acomm.model import DeliveryState, Message
 from relay.agents.status import NO_AGENT, Directory
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
-from relay.base.config import Config
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import MessageError, UnsafePath
 from relay.base.home import Dirs
 from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
 from relay.delivery.execute import ExecutionResult
 from relay.delivery.file_ops import NO_ROOM, render_retry
+from relay.delivery.part import Part, Resources
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
     FIRST_PAUSE_S,
@@ -29,10 +28,9 @@ from relay.delivery.values import (
     Plan,
     Subject,
 )
-from relay.engine.engine import Engine
 from relay.engine.retries import OverdueDelivery
 from relay.ledger.deliveries import DeliveryFacts
-from relay.ledger.ledger import Ledger, MessageRow
+from relay.ledger.ledger import MessageRow
 
 ACCEPTED = "accepted before a crash, and not delivered then"
 
@@ -55,20 +53,11 @@ class PlanSource(Protocol):
         """Take note of what was executed; what was postponed is planned again."""
 
 
-class HeldQueue:
-    """Tries held deliveries again when they are due. Owned by the loop."""
+class HeldQueue(Part):
+    """Tries held deliveries again when they are due."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        config: Config,
-        clock: Clock,
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._config = config
-        self._clock = clock
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
         self._released: set[int] = set()  # engine ids that were made due, and not yet delivered
 
     def due_ns(self) -> int | None:
@@ -185,20 +174,8 @@ class HeldQueue:
             self._ledger.deliveries.hold([held])
 
 
-class RetryQueue:
-    """Retries or ends deliveries whose acknowledgment is overdue. Owned by the loop."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        clock: Clock,
-        log: Callable[..., object],
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._clock = clock
-        self._log = log
+class RetryQueue(Part):
+    """Retries or ends deliveries whose acknowledgment is overdue."""
 
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""

@@ -22,13 +22,12 @@ docs/states.md and docs/formats/acomm.md, "Signatures".
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from relay.agents.roster import Roster
-from relay.base.clock import NS_PER_MS, Clock
-from relay.base.config import LimitSettings
+from relay.base.clock import NS_PER_MS
 from relay.base.crypto import key_id, verify
 from relay.base.errors import UnsafePath
 from relay.base.home import Dirs
@@ -37,8 +36,8 @@ from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.names import SHA256_PREFIX
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
+from relay.delivery.part import Part, Resources
 from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
-from relay.engine.engine import Engine
 from relay.ledger import attachments
 from relay.ledger.attachments import (
     AttachmentState,
@@ -46,25 +45,19 @@ from relay.ledger.attachments import (
     Fault,
     set_aside,
 )
-from relay.ledger.ledger import FileFacts, Ledger, MessageRow
+from relay.ledger.ledger import FileFacts, MessageRow
 
 RECHECK_NS = 50 * NS_PER_MS  # while an attachment is read: a gigabyte takes a second or two
 
 
-class Validator:
-    """Checks attachments and signatures. Owned by the loop."""
+class Validator(Part):
+    """Checks attachments and signatures."""
 
-    def __init__(
-        self,
-        keys: SigningKeys,
-        roster: Roster,
-        limits: LimitSettings,
-        log: Callable[..., object],
-    ) -> None:
+    def __init__(self, given: Resources, keys: SigningKeys, roster: Roster) -> None:
+        super().__init__(given)
         self._keys = keys
         self._roster = roster
-        self._log = log
-        self._verifier = AttachmentVerifier(limits)
+        self._verifier = AttachmentVerifier(given.config.limits)
         # file -> reference, what it is, since it was screened
         self._invalid: dict[FileKey, tuple[str, Fault]] = {}
         self._failures: dict[FileKey, int] = {}  # file -> attempts to read its attachments
@@ -168,16 +161,8 @@ def _path(reference: str) -> str:
     return f"attachments/{digest[:2]}/{digest}"
 
 
-class Claimer:
-    """Inserts and claims ledger rows. Owned by the loop."""
-
-    def __init__(
-        self, ledger: Ledger, store: Engine, clock: Clock, log: Callable[..., object]
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._clock = clock
-        self._log = log
+class Claimer(Part):
+    """Inserts and claims ledger rows."""
 
     def claim(self, dirs: Dirs, batch: list[Inbound]) -> list[Inbound]:
         """Insert the rows of new files, claimed; returns the files in order of discovery.
@@ -325,25 +310,14 @@ def _says_the_same(inbound: Inbound, row: MessageRow) -> bool:
     )
 
 
-class SigningKeys:
-    """The registered public keys. Owned by the loop.
+class SigningKeys(Part):
+    """The registered public keys.
 
     A registered key stays when meta.json is gone. Signed content: relay/base/crypto.py.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: Engine,
-        required: bool,
-        clock: Clock,
-        log: Callable[..., object],
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._required = required
-        self._clock = clock
-        self._log = log
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
         self._told = IncidentDedup()
         self._keys: dict[str, str] = {}
         self.load()
@@ -397,14 +371,14 @@ class SigningKeys:
         signature = message.headers.get("SIGNATURE")
         key = self._keys.get(agent)
         if signature is None:
-            if not self._required:
+            if not self._config.security.require_signatures:
                 return None
             return _unsigned(
                 "it is not signed, and security.require_signatures requires it: "
                 f"`relay key make {agent}`, and send with the SDK or `relay send`",
             )
         if key is None:
-            if not self._required:
+            if not self._config.security.require_signatures:
                 return None
             return _unsigned(
                 f"no public key of {agent} is registered, and security.require_signatures requires "

@@ -9,11 +9,12 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from relay.agents.status import Directory
-from relay.base.config import SpawnSettings
+from relay.base.config import Config
 from relay.base.message import parse
 from relay.base.names import message_id_of, sha256_hex
 from relay.delivery.apply import PlanApplier
 from relay.delivery.control import Orchestrator
+from relay.delivery.part import Resources
 from relay.delivery.plan import plan_file
 from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
 from relay.engine.engine import Engine
@@ -33,14 +34,12 @@ class Table:
         clock = FakeClock(AT_NS)
         roster = SimpleNamespace(trusted_lead=str, agents=AGENTS, retired=[])
         ledger = SimpleNamespace(deliveries=SimpleNamespace(unread_senders=lambda _: []))
-        orchestrator: Any = Orchestrator(
-            self.store,
-            *[cast(Any, roster)] * 3,
-            SpawnSettings(),
-            cast(Any, None),
-            cast(Any, ledger),
+        nothing = cast(Any, None)
+        given = Resources(
+            Config(), nothing, cast(Any, ledger), self.store, nothing, clock, lambda *_, **__: None
         )
-        self.writer = PlanApplier(self.store, orchestrator, clock, lambda *_, **__: None)
+        orchestrator: Any = Orchestrator(given, *[cast(Any, roster)] * 3, nothing)
+        self.writer = PlanApplier(given, orchestrator)
         self.number = 0
 
     def plan(

@@ -11,16 +11,23 @@ import pytest
 from relay.acomm.model import DeliveryState
 from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
+from relay.delivery.part import Resources
 from relay.delivery.retry import HeldQueue
 from relay.delivery.values import Plan
 from relay.engine.engine import Engine
 from tests.box import Box
 
 
+def given(box: Box) -> Resources:
+    return Resources(
+        box.config, box.home, box.ledger, box.store, box.events, box.clock, box.dispatcher._log
+    )
+
+
 @pytest.fixture
 def held(box: Box) -> HeldQueue:
     """The same as the dispatcher's, to be called by hand."""
-    return HeldQueue(box.ledger, box.store, box.config, box.clock)
+    return HeldQueue(given(box))
 
 
 def due_in_s(box: Box, held: HeldQueue) -> float | None:
@@ -107,7 +114,7 @@ def test_the_orchestrators_own_come_from_the_engine(box: Box, held: HeldQueue) -
 def test_so_many_at_a_time(box: Box) -> None:
     limits = msgspec.structs.replace(box.config.limits, batch_files=2)
     config = msgspec.structs.replace(box.config, limits=limits)
-    held = HeldQueue(box.ledger, box.store, config, box.clock)
+    held = HeldQueue(given(box)._replace(config=config))
     with box.broken_inbox("bob"):
         for number in range(5):
             box.send("alice", f"TO: bob\n\n{number}")
@@ -187,7 +194,7 @@ def test_without_the_engine_the_file_is_enough_and_without_both_it_waits(box: Bo
         box.flush()
     os.unlink(box.path(*box.row(two)["file_path"].split("/")))
     box.clock.advance(60)
-    alone = HeldQueue(box.ledger, Engine(box.clock), box.config, box.clock)
+    alone = HeldQueue(given(box)._replace(store=Engine(box.clock)))
     retry(box, alone)
     assert box.bodies("bob") == ["one"]
     assert (box.states(one), box.states(two)) == ({"bob": "written"}, {"bob": "held"})
