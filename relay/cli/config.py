@@ -24,7 +24,16 @@ from relay.base.discovery import (
     search,
     two_homes,
 )
-from relay.base.errors import EXIT_OK, EXIT_STATE, ConfigError, HomeMissing, NotFound, UnsafePath
+from relay.base.errors import (
+    EXIT_OK,
+    EXIT_STATE,
+    ConfigError,
+    HomeMissing,
+    KeyFileError,
+    NotFound,
+    SealedStore,
+    UnsafePath,
+)
 from relay.base.home import Home, lock_holder
 from relay.base.text import did_you_mean
 from relay.cli.common import (
@@ -298,12 +307,27 @@ def set_(
 
 def _check_encryption(home: Home, before: Config, after: Config) -> None:
     """Errors: ConfigError for a change that no relay would start with."""
-    from relay.daemon.opening import store_key
+    from relay.base.clock import Clock
+    from relay.daemon.opening import open_store_readonly, store_key
 
-    is_off = before.store.encrypt and not after.store.encrypt
-    if is_off and store_key(home, before, make=False) is not None:
-        text = f"{home.path(CONFIG)}: store.encrypt: the store of this home is encrypted, for good"
+    old, new = before.store, after.store
+    if (new.encrypt, new.key_file) == (old.encrypt, old.key_file):
+        return
+    path = home.path(CONFIG)
+    if old.encrypt and not new.encrypt and store_key(home, before, make=False) is not None:
+        text = f"{path}: store.encrypt: the store of this home is encrypted, for good"
         raise ConfigError(text, hint="nothing was changed; a new home may be plain")
+    if not new.encrypt:
+        return
+    try:
+        key = store_key(home, after, make=False)
+        folder = os.path.dirname(home.path(new.key_file))
+        if key is None and not os.path.isdir(folder):
+            raise KeyFileError(f"key file {new.key_file}: {folder} is no directory")
+        open_store_readonly(home, Clock(), after, key)
+    except (KeyFileError, SealedStore) as exc:
+        text = f"{path}: no relay would start with it: {exc}"
+        raise ConfigError(text, hint=f"nothing was changed; {exc.hint}") from exc
 
 
 def _change(tree: dict[str, Any], name: str, text: str | None) -> None:

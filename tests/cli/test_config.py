@@ -155,10 +155,12 @@ def test_the_running_relay_takes_a_change_over(home: Path) -> None:
         assert row["note"] == f"the running relay, pid {running.pid}, uses it"
         assert status_of(home)["starts"] == 2  # a session with the new settings
         assert changed(home, *AGAIN)["taken"] is True
-        # one that no session can start with
         row = changed(home, "store.key_file", "nowhere/key")
         assert row["taken"] is True  # nothing is encrypted
-        row = changed(home, "store.encrypt", "true", code=EXIT_STATE)
+        # by hand, one that no session can start with
+        store = {"key_file": "nowhere/key", "encrypt": True}
+        (home / "config.json").write_text(json.dumps({"store": store}))
+        row = changed(home, *AGAIN, code=EXIT_STATE)
         assert row["taken"] is False and "no session starts with it: " in row["note"]
         line = said(home, "check")
         assert f"relay: the running relay, pid {running.pid}, uses other settings: " in line

@@ -72,6 +72,34 @@ def test_it_is_not_turned_off_by_a_setting(home: Path) -> None:
     assert (home / "config.json").read_bytes() == before
 
 
+def test_a_key_that_opens_nothing_is_no_setting(home: Path, tmp_path: Path) -> None:
+    def refused(value: str, setting: str = "store.key_file") -> str:
+        before = (home / "config.json").read_bytes()
+        done = relay("config", "set", setting, value, home=home)
+        assert done.returncode == 2, done
+        assert (home / "config.json").read_bytes() == before
+        assert "no relay would start with it: " in done.stderr
+        assert "; nothing was changed; " in done.stderr
+        return done.stderr
+
+    configure(home, encrypt=False, key_file="nowhere/key")
+    assert f"key file nowhere/key: {home}/nowhere is no directory" in refused(
+        "true", "store.encrypt"
+    )
+    configure(home, encrypt=True)
+    run_and_send(home)
+    assert "elsewhere: No such file" in refused("elsewhere")
+    assert "not a regular file" in refused("")
+    other, copy = tmp_path / "other", tmp_path / "copy"
+    crypto.create_key(str(other))
+    assert "cannot be decrypted with this key" in refused(str(other))
+    copy.write_bytes((home / "store.key").read_bytes())
+    assert "expected mode 0600" in refused(str(copy))
+    copy.chmod(0o600)
+    assert relay("config", "set", "store.key_file", str(copy), home=home).returncode == 0
+    assert SECRET in found(home)
+
+
 def test_a_lost_or_changed_key_stops_the_relay_and_writes_nothing(home: Path) -> None:
     run_and_send(home)
     path, key = home / "store" / "relay.acomm", home / "store.key"
