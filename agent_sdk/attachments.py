@@ -62,7 +62,10 @@ class Attachments:
                 raise NotFound(f"there is no attachment {reference}") from exc
         found = sha256_hex(data)
         if found != digest:
-            raise IntegrityError(self._home.path(FOLDER, digest[:2], digest), 0, digest, found)
+            path = self._home.path(FOLDER, digest[:2], digest)
+            error = IntegrityError(path, 0, f"SHA-256 {digest}", found)
+            error.hint = "restore it from a backup, or ask the sender for a new copy"
+            raise error
         return data
 
     def save(self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]) -> list[str]:
