@@ -11,6 +11,7 @@ may still write; used is what `df` shows.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import struct
@@ -69,6 +70,21 @@ def measure_disk(path: str) -> tuple[int, int, int]:
     size = status.f_blocks * status.f_frsize
     used = (status.f_blocks - status.f_bfree) * status.f_frsize
     return size, used, status.f_bavail * status.f_frsize
+
+
+def refuses_files(path: str) -> str:
+    """Why no file can be made in a directory, such as ``Read-only file system``; empty: one can.
+
+    What the system tells of a mount does not say it: a quota may be reached, no inode be free,
+    and ext4 that has met a fault is still called read-write by newer kernels. Hence a file
+    without a name is tried, where there are such. Errors: OSError.
+    """
+    try:
+        os.close(os.open(path, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return os.strerror(exc.errno)
+    return os.strerror(errno.EROFS) if os.statvfs(path).f_flag & os.ST_RDONLY else ""
 
 
 CHECK_S = 5  # between two measurements: a busy relay writes some 50 MB in that

@@ -17,6 +17,7 @@ import click
 from relay.base import fsio, process_info
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
+from relay.base.disk import refuses_files
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, LOG, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.status_client import SOCKET, StatusReply, ask, silence
@@ -375,7 +376,9 @@ def _show_health(facts: dict[str, Any]) -> None:
         free, used = format_size(disk["free_bytes"]), disk["used_percent"]
         health = "ready" if facts["ready"] else "not ready"
         seen = f", seen {age_s:.0f} s ago" if age_s is not None else ""
-        click.echo(f"{health}{seen}; disk {disk['state']}, {used} % used, {free} free")
+        why = refuses_files(facts["home"])
+        state = f"takes no file ({why})" if why else disk["state"]
+        click.echo(f"{health}{seen}; disk {state}, {used} % used, {free} free")
 
 
 @click.command(

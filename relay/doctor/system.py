@@ -171,7 +171,7 @@ def check_limits(target: Target) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         found = f"the limit of open files is {hard}, the relay needs {DESCRIPTORS}"
         yield Finding("limits", "RLIMIT", found, f"`ulimit -n {DESCRIPTORS}`", Severity.WARNING)
-    yield from _read_only(target)
+    yield from _no_file(target)
     yield from _disk(target)
     yield from _versions()
     state, n_bytes = wal.measure_wal(target.home.path(LEDGER), target.config.ledger)
@@ -185,32 +185,23 @@ def check_limits(target: Target) -> Iterator[Finding]:
         yield Finding("ledger", LEDGER + "-wal", found, advice, severity)
 
 
-def _read_only(target: Target) -> Iterator[Finding]:
-    """Check for file systems that are read-only, as after a disk fault."""
+def _no_file(target: Target) -> Iterator[Finding]:
+    """Check for file systems that take no file, as after a disk fault."""
     seen: set[int] = set()
     for name in ("", *TOP_DIRS):
         path = target.home.path(name) if name else target.home.root
         with contextlib.suppress(OSError):  # missing files are reported elsewhere
             device = os.stat(path).st_dev
-            if device not in seen and _is_read_only(path):
+            why = "" if device in seen else disk.refuses_files(path)
+            if why == os.strerror(errno.EROFS):
                 found = f"{path} is on a read-only file system: no messages are accepted"
                 advice = "check `dmesg` for a disk fault; else run `mount -o remount,rw`"
                 yield Finding("limits", name or ".", found, advice)
+            elif why:
+                found = f"the disk of {path} takes no file: {why}"
+                advice = "free some space, or inodes (`df -i`), or raise the quota"
+                yield Finding("limits", name or ".", found, advice)
             seen.add(device)
-
-
-def _is_read_only(path: str) -> bool:
-    """True where no file can be made.
-
-    The options of the mount do not always say so: ext4 that has met a fault is still called
-    read-write by newer kernels. Hence a file without a name is tried, where there are such.
-    """
-    try:
-        os.close(os.open(path, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except OSError as exc:
-        if exc.errno == errno.EROFS:
-            return True
-    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def read_limit(name: str) -> int | None:

@@ -14,6 +14,14 @@ from relay.base.home import STORE
 from tests.box import Box
 from tests.procs import PATIENCE_S, Relay, environment, relay
 
+NO_INODE = """
+mount -t tmpfs -o nr_inodes=300,mode=700 none "$1" && cd "$1" || exit 9
+relay() { "$PYTHON" -m relay --home "$1/home" "$2" || echo "exit $?"; }
+for word in init up status; do relay "$1" $word; done
+n=0; while touch f$n 2>/dev/null; do n=$((n + 1)); done
+for word in status doctor attention; do relay "$1" $word; done
+rm f*; relay "$1" down
+"""
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
 
 
@@ -49,6 +57,24 @@ def test_doctor_says_that_a_home_is_read_only(running: Relay, home: Path) -> Non
     assert "searched the store itself: no search index:" in found.stderr
     assert "Read-only file system" in found.stderr and "[Errno" not in found.stderr
     assert relay("doctor", home=home).stdout == "OK\n"
+
+
+def test_a_disk_without_a_free_inode_is_not_called_fine(tmp_path: Path) -> None:
+    user = ["-r"] if os.geteuid() else []
+    done = subprocess.run(
+        ["unshare", *user, "-mp", "--kill-child", "sh", "-c", NO_INODE, "sh", str(tmp_path)],
+        env=environment() | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    if done.returncode == 9:
+        pytest.skip("this machine lets nobody mount in a namespace of their own")
+    said, why = done.stdout, "No space left on device"
+    assert said.count("; disk ok, ") == 1, said + done.stderr  # before
+    assert said.count(f"; disk takes no file ({why}), ") == 1
+    assert said.count(f"the disk of {tmp_path}/home takes no file: {why}") == 2  # and attention
 
 
 def test_a_home_that_is_mounted_anew_is_compared_as_after_a_power_cut(
