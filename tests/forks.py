@@ -238,9 +238,10 @@ def be_patient() -> None:
     Two seconds are enough for people; beside a whole suite a relay may not have had its turn.
     """
     from agent_sdk import requests
+    from relay.cli import config
     from relay.views import messages
 
-    requests.WAIT_S = messages.WAIT_S = messages.CATCH_UP_S = PATIENCE_S
+    requests.WAIT_S = messages.WAIT_S = messages.CATCH_UP_S = config.TAKEN_S = PATIENCE_S
     requests.default_wait_s.__defaults__ = (PATIENCE_S,)
 
 
@@ -254,7 +255,6 @@ def _preload() -> None:
     more = ("rich.table", "relay.doctor", "tests.reach.agent_loop", "tests.reach.a_bell")
     for module in (*sorted(modules), DAEMON, *more):
         importlib.import_module(module)
-    sys.modules["relay.cli.config"].TAKEN_S = PATIENCE_S  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()  # no collection in a fork touches what is shared
 

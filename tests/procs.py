@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import resource
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 from relay.base.home import LEDGER, Home
 from relay.base.status_client import ask_status
+from relay.cli import run
 from relay.ledger.ledger import Ledger
 from tests import forks
 
@@ -32,8 +35,20 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def relay(*arguments: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one command line to its end, in a fork of a process that has loaded it already."""
-    return forks.run(["--home", str(home), *arguments], environment(), stdin, PATIENCE_S)
+    """Run one command line to its end, in this process.
+
+    In a thread, and if it starts a server or Spark, in a fork of one that has loaded it already.
+    """
+    words = ["--home", str(home), *arguments]
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or arguments[0] in ("up", "audit", "web"):
+        return forks.run(words, environment(), stdin, PATIENCE_S)
+    streams = [io.TextIOWrapper(io.BytesIO(text), "utf-8") for text in (stdin.encode(), b"", b"")]
+    with mock.patch.multiple(sys, **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))):
+        code = run(words)
+    for stream in streams:
+        stream.seek(0)
+    return subprocess.CompletedProcess(words, code, *(stream.read() for stream in streams[1:]))
 
 
 def rows_of(*arguments: str, home: Path, exit_code: int = 0) -> list[dict[str, Any]]:

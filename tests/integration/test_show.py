@@ -11,7 +11,7 @@ import pytest
 from agent_sdk import Agent
 from relay.cli import run
 from tests.disk import failing
-from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, rows_of, send, until
+from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, relay_anew, rows_of, send, until
 
 
 def shown(home: Path, *words: str) -> str:
@@ -203,7 +203,8 @@ def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path)
     with failing("write", copy):
         assert run(["--home", str(home), "attachment", "get", short, "1", "-o", copy]) == 1
     assert Path(copy).read_text() == "a spec"  # not half of a plan
-    assert get(short, "2", "-o", "/dev/stdout") == (0, "a spec")
+    words = ("attachment", "get", short, "2", "-o", "/dev/stdout")
+    assert relay_anew(*words, home=home).stdout == "a spec"
 
     folder = tmp_path / "got"
     missing = f"relay: '{folder}/' is not a directory: create it first\n"

@@ -230,7 +230,7 @@ def test_keys_on_the_command_line(home: Path) -> None:
 def test_the_operator_confirms_its_own_new_key(home: Path) -> None:
     """Its command is signed with the key that it confirms; what it is told to do works."""
     assert relay("key", "make", "operator", home=home).returncode == 0
-    assert relay("send", "bob", "hi", home=home).returncode == 0
+    assert relay("send", "--wait", "taken", "bob", "hi", home=home).returncode == 0
     private, away = home / "agents" / "operator" / "key", home / "agents" / "key.away"
     private.unlink()
     made = relay("key", "make", "operator", home=home)
