@@ -3,11 +3,13 @@
     pid              the process
     pid_start_ticks  when it started, clock ticks after boot (field 22 of /proc/PID/stat);
                      null where there is no /proc
+    pid_namespace    the number of the PID namespace in which pid is its pid; another one's
+                     processes, those of a container, are not visible, and not known to have ended
     started_at       Unix nanoseconds at which it became this agent
     unregisters      false: it cannot unregister when it ends (a shell with relay.sh)
 
-On a normal exit pid and pid_start_ticks are removed: a registered process that is gone has died,
-unless it cannot unregister, and mail to it bounces. Other keys (``role``, ``public_key``) are kept.
+On a normal exit the first three are removed: a registered process that is gone has died, unless it
+cannot unregister, and mail to it bounces. Other keys (``role``, ``public_key``) are kept.
 This module also reads the one setting of the relay that a sender needs.
 """
 
@@ -95,7 +97,9 @@ class AgentHome(Home):
         with contextlib.suppress(OSError, RelayError, ValueError, TypeError):
             known = _meta_of(self, self._agent) or {}
             pid = known.get("pid")
-            if pid is not None and not process_info.runs(pid, known.get("pid_start_ticks")):
+            if pid is None or process_info.is_elsewhere(known.get("pid_namespace")):
+                return
+            if not process_info.runs(pid, known.get("pid_start_ticks")):
                 register(self, self._agent, started_at)
 
 
@@ -159,7 +163,8 @@ def _this_process() -> dict[str, object]:
     from relay.base import process_info
 
     pid = os.getpid()
-    return {"pid": pid, "pid_start_ticks": process_info.started_at(pid)}
+    ticks, namespace = process_info.started_at(pid), process_info.pid_namespace()
+    return {"pid": pid, "pid_start_ticks": ticks, "pid_namespace": namespace}
 
 
 def _meta_of(home: Home, agent: str) -> dict[str, Any] | None:

@@ -256,20 +256,25 @@ _relay_register() {
     '{'*'}') known=${known%\}} ;;
     *) return 0 ;;
     esac
-    for key in pid pid_start_ticks started_at unregisters; do
+    for key in pid pid_start_ticks pid_namespace started_at unregisters; do
         case $known in *"\"$key\""*) return 0 ;; esac
     done
     [ "$known" = '{' ] || known="$known, "
+    namespace=$(readlink "/proc/$$/ns/pid" 2>/dev/null) namespace=${namespace#*\[}
+    case ${namespace%\]} in '' | *[!0-9]*) namespace=0] ;; esac
     id=$(_relay_new_id)
     temp=$outbox/.pending/meta.json.$id.tmp # left there by a kill it is removed like any orphan
-    printf '%s"pid": %s, "pid_start_ticks": %s, "started_at": %s, "unregisters": false}\n' \
-        "$known" "$$" "$ticks" "${id%%-*}" >"$temp" && mv -f -- "$temp" "$meta"
+    {
+        printf '%s"pid": %s, "pid_start_ticks": %s, ' "$known" "$$" "$ticks"
+        printf '"pid_namespace": %s, "started_at": %s, ' "${namespace%\]}" "${id%%-*}"
+        printf '"unregisters": false}\n'
+    } >"$temp" && mv -f -- "$temp" "$meta"
 }
 
-_relay_unregistered() { # stdin: a line of JSON; without the four keys, and without space around it
+_relay_unregistered() { # stdin: a line of JSON; without these keys, and without space around it
     token='[[:space:]]*:[[:space:]]*[0-9a-z-][0-9a-zE+.-]*[[:space:]]*'
     script='s/^[[:space:]]*//; s/[[:space:]]*$//; s/^{[[:space:]]*/{/; s/[[:space:]]*}$/}/'
-    for key in pid pid_start_ticks started_at unregisters; do
+    for key in pid pid_start_ticks pid_namespace started_at unregisters; do
         script="$script; s/\\([{,]\\)[[:space:]]*\"$key\"$token,[[:space:]]*/\\1/"
         script="$script; s/,[[:space:]]*\"$key\"$token}\$/}/; s/^{\"$key\"$token}\$/{}/"
     done

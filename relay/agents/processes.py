@@ -25,6 +25,7 @@ from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.logs import LogCall
 from relay.base.message import Kind
+from relay.base.process_info import is_elsewhere
 from relay.ledger.agents import IDLE, READY, STARTING, STUCK, WORKING, PendingOperation, ProcessRow
 from relay.ledger.ledger import Ledger
 
@@ -285,6 +286,7 @@ class _Registered(msgspec.Struct):
 
     pid: int | None = None
     pid_start_ticks: int | None = None
+    pid_namespace: int = 0
 
 
 class Starter:
@@ -360,6 +362,8 @@ class Starter:
         except OSError as exc:
             raise CannotStart(f"meta.json of {name} cannot be read: {exc.strerror}") from exc
         if meta.pid is None or meta.pid_start_ticks is None or meta.pid <= 0:
+            return
+        if is_elsewhere(meta.pid_namespace):  # nobody here knows whether it runs
             return
         if self._spawner.exit_status(Pid(meta.pid, f"{boot_id()} {meta.pid_start_ticks}")) is None:
             raise CannotStart(

@@ -32,6 +32,7 @@ class Meta(msgspec.Struct, frozen=True):
     public_key: str | None = None
     # Written by agents' own scripts: of any type; ignored unless an integer.
     pid_start_ticks: Any = None
+    pid_namespace: Any = None
     started_at: Any = None
     unregisters: Any = None  # False: it cannot take itself out when it ends
 

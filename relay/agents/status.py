@@ -307,7 +307,11 @@ class AgentStatusTracker:
             _int_or_none(meta.pid_start_ticks),
             _int_or_none(meta.started_at),
         )
-        runs = pid is not None and pid > 0 and process_info.runs(pid, ticks)
+        if process_info.is_elsewhere(meta.pid_namespace):
+            # Nobody here knows when it ends; it ran when it registered.
+            pid, runs = None, (started_at or 0) > max(row.last_seen_at or 0, row.changed_at or 0)
+        else:
+            runs = pid is not None and pid > 0 and process_info.runs(pid, ticks)
         ended_at = 0
         if runs or pid is None:
             self._ended.pop(row.name, None)

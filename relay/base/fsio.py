@@ -469,6 +469,7 @@ def open_append(name: str, dir_fd: int) -> int:
 def lock_owner(path: str) -> int | None:
     """The pid of the process that holds the lock of ``path``; None if no process does.
 
+    0 if it is in a PID namespace that is not visible from this one.
     It neither takes the lock nor writes, so it works on a read-only disk.
     """
     try:

@@ -4,7 +4,7 @@
     agents/{name}/outbox/.pending/    written here, renamed up: then it is sent
     agents/{name}/inbox/.pending/     staged here by the relay, renamed up: then it is delivered
     agents/{name}/inbox/.read/        messages that the agent has taken
-    agents/{name}/meta.json           pid, start time, role, public key
+    agents/{name}/meta.json           process (see agent_sdk.presence), role, public key
     agents/{name}/key                 the private one, where it signs
     attachments/{2 hex}/{sha256}      archive/{date}/{agent}/[rejected/]
     tmp/                              unused: temporary files are made next to their target, where
@@ -442,7 +442,10 @@ def lock_home(root: str, text: str = "", hint: str = "") -> Iterator[None]:
 
 
 def lock_holder(home: Home) -> int | None:
-    """The pid of the relay running for this home, by the kernel's lock; None if there is none."""
+    """The pid of the relay running for this home, by the kernel's lock; None if there is none.
+
+    0 when this process is in a container or sandbox from which the relay's is not visible.
+    """
     return fsio.lock_owner(home.path(LOCK))
 
 
@@ -452,7 +455,8 @@ def is_served(home: Home) -> bool:
     if holder is None:
         return False
     with open(home.path(LOCK), encoding="utf-8", errors="replace") as file:
-        return file.readline().strip() == str(holder)
+        word = file.readline().strip()
+    return word == str(holder) or (holder == 0 and word.isdigit())
 
 
 def running_trouble(home: Home) -> str:

@@ -1,11 +1,37 @@
-"""Identify a process by pid and start time, so that a reused pid is not mistaken for it."""
+"""Identify a process by pid and start time, so that a reused pid is not mistaken for it.
+
+Both are known in one PID namespace alone: a container or a sandbox has its own.
+"""
 
 from __future__ import annotations
+
+import os
 
 PROC = "/proc"
 START_FIELD = 22  # of /proc/PID/stat: clock ticks after boot
 STOPPED = (b"T", b"t")  # by SIGSTOP or the terminal; by a debugger
 ENDED = (b"Z", b"X", b"x")  # a zombie has ended, but its parent has not collected its exit code
+
+
+def pid_namespace() -> int:
+    """The number of this process's PID namespace, as in pid_namespaces(7); 0 if unknown."""
+    try:
+        return os.stat(f"{PROC}/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def is_elsewhere(namespace: object) -> bool:
+    """True for a PID namespace of another container: its pids mean nothing here.
+
+    ``namespace``: as a file has it; 0, or no integer, is not known, and taken for this one.
+    """
+    return type(namespace) is int and namespace not in (0, pid_namespace())
+
+
+def pid_text(pid: int) -> str:
+    """The holder of a lock in a sentence; its pid is 0 when it is not visible from here."""
+    return f"pid {pid}" if pid else "outside this container or sandbox"
 
 
 def runs(pid: int, start_ticks: int | None) -> bool:
@@ -42,8 +68,6 @@ def program_of(pid: int) -> tuple[str, int, int | None]:
         with open(f"{PROC}/{pid:d}/stat", "rb") as file:
             stat = file.read()
     except FileNotFoundError as exc:
-        import os
-
         if os.path.exists(f"{PROC}/self/stat"):
             raise ProcessLookupError(pid) from exc
         import psutil
@@ -86,8 +110,6 @@ def _fields(stat: bytes) -> list[bytes]:
 
 def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:
     """Look up the pid alone on systems without /proc; False where there is one."""
-    import os
-
     if os.path.exists(f"{PROC}/self/stat"):
         return False
     import psutil

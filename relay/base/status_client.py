@@ -98,6 +98,8 @@ def ask_status(home: Home) -> dict[str, Any] | None:
 def silence(pid: int) -> tuple[str, str]:
     """Describe a relay that does not answer, and the remedy."""
     what = f"does not answer within {TIMEOUT_S:g} s"
+    if not pid:
+        return f"{what}: it is stopped or hangs", "look at it where it was started"
     if process_info.is_stopped(pid):
         return f"{what}: it is stopped", f"`kill -CONT {pid}` lets it continue"
     remedy = f"if it stays so, `kill -9 {pid}` loses nothing; then `relay up`"

@@ -35,6 +35,7 @@ from relay.base.errors import (
     UnsafePath,
 )
 from relay.base.home import Home, lock_holder
+from relay.base.process_info import pid_text
 from relay.base.text import did_you_mean
 from relay.cli.common import (
     command,
@@ -248,11 +249,12 @@ def _difference(home: Home, config: Config) -> list[str]:
     from relay.base.config import digest
     from relay.base.status_client import ask_status
 
-    status = lock_holder(home) and ask_status(home)
-    if not status or status.get("config") in (None, digest(config)):
+    pid = lock_holder(home)
+    status = None if pid is None else ask_status(home)
+    if pid is None or not status or status.get("config") in (None, digest(config)):
         return []
     why = status.get("config_error") or "it has not read them yet: `kill -HUP` its pid"
-    return [f"the running relay, pid {status['pid']}, uses other settings: {why}"]
+    return [f"the running relay, {pid_text(pid)}, uses other settings: {why}"]
 
 
 @command(
@@ -383,9 +385,12 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
         return None, "no relay is running; the next start uses it"
     status = ask_status(home)
     if status is None:
-        return False, f"the relay, pid {pid}, does not answer; its next start uses it"
+        return False, f"the relay, {pid_text(pid)}, does not answer; its next start uses it"
     if not status.get("reloads"):
-        return False, f"the relay, pid {pid}, runs at a terminal; its next start uses it"
+        return False, f"the relay, {pid_text(pid)}, runs at a terminal; its next start uses it"
+    if not pid:
+        where = pid_text(pid)
+        return False, f"the relay, {where}, gets no signal from here; its next start uses it"
     error_before, wanted = status.get("config_error"), digest(config)
     starts = status["starts"] + (status.get("config") != wanted)  # a change needs a new session
     os.kill(pid, signal.SIGHUP)
@@ -431,7 +436,7 @@ def where(ctx: click.Context, home: str | None, as_json: bool) -> int:
         echo_json({**facts, "exists": exists, "problem": problem, "others": others_json})
         return EXIT_STATE if problem else EXIT_OK
     click.echo(sanitize(f"{choice.root}  ({how})"))
-    state = f"a relay is running, pid {pid}" if pid else "no relay is running"
+    state = "no relay is running" if pid is None else f"a relay is running, {pid_text(pid)}"
     click.echo(sanitize(name_home(problem or state)))
     for root, text in others:
         click.echo(sanitize(f"not used: {root}  ({text})"))

@@ -14,12 +14,13 @@ from typing import Any
 
 import click
 
-from relay.base import fsio, process_info
+from relay.base import fsio
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.discovery import FOLDER, IGNORED
 from relay.base.disk import refuses_files
 from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, LOG, Home, lock_holder, running_trouble, unclean_stop
+from relay.base.process_info import is_stopped, pid_text
 from relay.base.status_client import SOCKET, StatusReply, ask, silence
 from relay.base.text import format_size
 from relay.cli.common import (
@@ -95,8 +96,8 @@ def init(ctx: click.Context, home: str | None, here: bool, as_json: bool) -> Non
     root_of(ctx, root if here else home)  # so that the hint names it where that is necessary
     with Home(root) as made:
         pid = lock_holder(made)
-    is_running = f"its relay is running, pid {pid}"
-    click.echo(name_home(is_running if pid else "start the relay with `relay up`"))
+    start = "start the relay with `relay up`"
+    click.echo(name_home(start if pid is None else f"its relay is running, {pid_text(pid)}"))
 
 
 @command(
@@ -191,10 +192,13 @@ def down(ctx: click.Context, home: str | None, timeout_s: float, as_json: bool) 
         pid = lock_holder(opened)
         if pid is None:
             raise NotRunning(f"no relay is running for {opened.root}")
+        if not pid:
+            text = f"the relay, {pid_text(pid)}, gets no signal from here"
+            raise RelayError(text, hint="run `relay down` where it was started")
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         while lock_holder(opened) == pid:
-            if process_info.is_stopped(pid):
+            if is_stopped(pid):
                 hint = f"`kill -CONT {pid}` lets it continue, and end"
                 raise RelayError(f"the relay, pid {pid}, is suspended by a signal", hint=hint)
             if time.monotonic() > deadline:
@@ -318,7 +322,7 @@ def _process_facts(pid: int | None) -> dict[str, int | None]:
 def _show(facts: dict[str, Any], none: str) -> None:
     if facts["answers"] is False:
         what, remedy = silence(facts["pid"])
-        click.echo(name_home(f"the relay, pid {facts['pid']}, {what}; {remedy}"))
+        click.echo(name_home(f"the relay, {pid_text(facts['pid'])}, {what}; {remedy}"))
     elif facts["running"]:
         started, rss = facts["started_at"], facts["rss_bytes"]
         since = f", since {local_time(started)} ({ago(started, time.time_ns())})" if started else ""
@@ -326,7 +330,7 @@ def _show(facts: dict[str, Any], none: str) -> None:
         if started and session_at and session_at - started > AT_ONCE_NS:
             since += f", serving since {local_time(session_at)}"
         memory = f", {format_size(rss)}" if rss else ""
-        click.echo(f"the relay is running, pid {facts['pid']}{since}{memory}")
+        click.echo(f"the relay is running, {pid_text(facts['pid'])}{since}{memory}")
         if facts["trouble"]:
             click.echo(sanitize(f"not serving; retrying: {facts['trouble']}"))
         _show_health(facts)

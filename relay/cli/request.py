@@ -293,7 +293,7 @@ def _describe_progress(root: str, message_id: str) -> str:
     """Describe the present state of a message."""
     now = Wait("taken", 0)
     with Home(root) as home:
-        stopped = "" if lock_holder(home) else ", and the relay has stopped"
+        stopped = "" if lock_holder(home) is not None else ", and the relay has stopped"
         return f"{watch(home, message_id, now).text}{stopped}"
 
 

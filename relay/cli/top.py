@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from relay.base.home import LEDGER, Home
+from relay.base.process_info import pid_text
 from relay.base.status_client import ask, silence
 from relay.base.text import format_size
 from relay.cli.common import (
@@ -219,8 +220,8 @@ def _silence(home: Home, *, is_silent: bool) -> str:
     if pid is None:
         return not_running_text(home)
     if is_silent:
-        return f"the relay, pid {pid}, {'; '.join(silence(pid))}"
-    return f"the relay is running, pid {pid}; no health endpoint (see logs/relay.log)"
+        return f"the relay, {pid_text(pid)}, {'; '.join(silence(pid))}"
+    return f"the relay is running, {pid_text(pid)}; no health endpoint (see logs/relay.log)"
 
 
 def _waiting(home: Home, agent: str) -> int | None:

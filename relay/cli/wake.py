@@ -289,15 +289,14 @@ def _bell_of(home: Home, agent: str) -> tuple[Bell, Memory]:
 
     Without one that runs the memory is that of this process.
     """
-    from relay.reach.bell import is_ringing
     from relay.reach.ringing import Bell, Memory
-    from relay.reach.session import load_sessions, side_file
+    from relay.reach.session import BELL, is_ringing, load_sessions, side_file
 
     live = [session for session in load_sessions(home.root) if session.agent == agent]
     session = max(live, key=lambda candidate: (candidate.is_live, candidate.bound_at), default=None)
     bell = Bell(home.root, agent, session)
     if session is not None and is_ringing(home.root, session):
-        memory = Memory.load(side_file(home.root, session, ".bell"))
+        memory = Memory.load(side_file(home.root, session, BELL))
         if memory is not None:
             return bell, memory
     return bell, bell.survey()

@@ -17,6 +17,7 @@ from relay.base import disk
 from relay.base.errors import LedgerError
 from relay.base.finding import Finding, Repair, Severity
 from relay.base.home import LEDGER, LOCK, TOP_DIRS, lock_holder, running_trouble, unclean_stop
+from relay.base.process_info import pid_text
 from relay.base.status_client import SOCKET, StatusReply, ask, silence, socket_address
 from relay.base.text import format_size
 from relay.doctor.report import Target, list_dir, recheck, unreadable_ledger
@@ -85,7 +86,7 @@ def _silence(target: Target, answer: StatusReply) -> Iterator[Finding]:
     pid = lock_holder(target.home)
     if answer.is_silent and pid is not None:
         what, advice = silence(pid)
-        yield Finding("process", LOCK, f"the relay, pid {pid}, {what}", advice)
+        yield Finding("process", LOCK, f"the relay, {pid_text(pid)}, {what}", advice)
 
 
 def _check_tier_retries(answer: StatusReply) -> Iterator[Finding]:
@@ -109,7 +110,7 @@ def _processes(target: Target) -> Iterator[Finding]:
             rows = db.execute("SELECT name, state, pid FROM processes").fetchall()
     except LedgerError:
         return  # reported by the checks of the ledger
-    if not rows:
+    if not rows or lock_holder(target.home) == 0:  # it sees processes that are not visible here
         return
     import psutil  # 20 ms, which `relay attention` need not wait for
 

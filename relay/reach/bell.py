@@ -29,7 +29,9 @@ import time
 from relay.base.process_info import started_at
 from relay.reach.mailbox import inbox_dir
 from relay.reach.session import (
+    BELL,
     Session,
+    is_ringing,
     load_session,
     replace_file,
     save_session,
@@ -59,21 +61,6 @@ def start(root: str, session: Session) -> bool:
     return True
 
 
-def is_ringing(root: str, session: Session) -> bool:
-    """True while the session has a bell."""
-    try:
-        fd = os.open(side_file(root, session, ".bell"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
 def _spawn(arguments: list[str]) -> None:
     """Run this module as a process of its own session, without site-packages."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -93,7 +80,7 @@ def serve(root: str, harness: str, session_id: str) -> None:
     session = load_session(root, harness, session_id)
     if session is None:
         return
-    path = side_file(root, session, ".bell")
+    path = side_file(root, session, BELL)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not _lock(fd):
@@ -156,7 +143,7 @@ def rewake(root: str, session_id: str) -> int:
                 os.kill(older, signal.SIGTERM)
         while _read_line(path) == mine:
             found = load_session(root, "claude", session_id)
-            if found is None or not found.is_live or not found.agent:
+            if found is None or not found.is_live or found.is_elsewhere or not found.agent:
                 break
             start(root, found)
             time.sleep(5)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from relay.base.process_info import program_of
+from relay.base.process_info import pid_namespace, program_of
 from relay.reach.session import (
     FOLDER,
     Session,
@@ -103,7 +103,7 @@ def _begin(
     """A process begins with a session: what the last one has not seen is offered again."""
     if not is_new:
         _give_back(root, session, CLEARED if source == "clear" else DIED)
-    session.pid, session.pid_start = pid, pid_start
+    session.pid, session.pid_start, session.pid_namespace = pid, pid_start, pid_namespace()
     session.bound_at = time.time_ns()
     session.state, session.listed = "", []
     session.begin_turn()

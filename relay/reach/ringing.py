@@ -29,6 +29,7 @@ from relay.reach.rungs import (
     survey,
 )
 from relay.reach.session import (
+    BELL,
     BLOCKED,
     FOLDER,
     WORKING,
@@ -190,7 +191,7 @@ class Bell:
         if session is None:
             return os.path.isdir(inbox_dir(self.root, self.agent))
         found = load_session(self.root, session.harness, session.session_id)
-        if found is not None and found.is_live:
+        if found is not None and found.is_live and not found.is_elsewhere:
             self.session = found
             return found.agent == self.agent
         return self._wake().rung == Resume.name and not any(
@@ -331,7 +332,7 @@ class Bell:
 
     def _recall(self) -> None:
         """Go on where a bell that was killed ended."""
-        found = Memory.load(side_file(self.root, self.session, ".bell")) if self.session else None
+        found = Memory.load(side_file(self.root, self.session, BELL)) if self.session else None
         if found is None or found.agent != self.agent:
             return
         found.pid = os.getpid()

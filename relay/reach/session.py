@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator
 
-from relay.base.process_info import runs
+from relay.base.process_info import is_elsewhere, runs
 
 TYPE_CHECKING = False  # typing is not loaded for it
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = "sessions"
 TOOLS = "mcp"  # the harness of sessions that `relay mcp` has where no hook has bound one
+BELL = ".bell"  # suffix of the file that the session's bell holds by flock while it runs
 MAX_BYTES = 4 << 20
 WORKING, IDLE = "working", "idle"  # state
 BLOCKED = "blocked"  # on a person: a dialog is open in it
@@ -42,6 +43,8 @@ class Session:
         self.run = 0  # the agent's n-th session
         self.pid = 0  # of the agent CLI
         self.pid_start: int | None = None  # clock ticks after boot
+        self.pid_namespace = 0  # of both; 0: unknown
+        self.bell_file = ""  # a path, where the session was read from a file; it is not saved
         self.cwd = ""
         self.transcript = ""  # path; empty: none
         self.transcript_offset = 0  # bytes that were searched
@@ -89,8 +92,15 @@ class Session:
             self.again[message_id] = max(number, self.again.get(message_id, 0))
 
     @property
+    def is_elsewhere(self) -> bool:
+        """True for a session in another container: its process is not visible from here."""
+        return is_elsewhere(self.pid_namespace)
+
+    @property
     def is_live(self) -> bool:
-        """True while its process runs."""
+        """True while its process runs; where that is not visible, while its bell does."""
+        if self.is_elsewhere:
+            return bool(self.bell_file) and self.state != "ended" and _is_held(self.bell_file)
         return bool(self.pid) and runs(self.pid, self.pid_start)
 
 
@@ -111,6 +121,25 @@ def session_file(harness: str, session_id: str) -> str:
 def side_file(root: str, session: Session, suffix: str) -> str:
     """The path of another file of the session, beside its own: of its bell, for example."""
     return os.path.join(root, FOLDER, session.file + suffix)
+
+
+def is_ringing(root: str, session: Session) -> bool:
+    """True while the session has a bell. Errors: OSError."""
+    return _is_held(side_file(root, session, BELL))
+
+
+def _is_held(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def load_session(root: str, harness: str, session_id: str) -> Session | None:
@@ -147,7 +176,8 @@ def live_session(root: str, agent: str) -> Session | None:
 
 def save_session(root: str, session: Session) -> None:
     """Replace the session's file. Call it under ``session_lock``. Errors: OSError."""
-    replace_file(side_file(root, session, ""), json.dumps(vars(session)))
+    facts = {name: value for name, value in vars(session).items() if name != "bell_file"}
+    replace_file(side_file(root, session, ""), json.dumps(facts))
 
 
 def replace_file(path: str, text: str) -> None:
@@ -176,7 +206,7 @@ def read_facts(path: str) -> dict[str, Any]:
 
 def remove_session(root: str, session: Session) -> None:
     """Remove the session's file and lock; ended sessions are no longer listed."""
-    for suffix in ("", ".lock", ".bell", ".ask", ".rewake"):
+    for suffix in ("", ".lock", BELL, ".ask", ".rewake"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(side_file(root, session, suffix))
 
@@ -222,4 +252,5 @@ def _load(path: str) -> Session | None:
         return None
     session = Session(facts["harness"], facts["session_id"])
     adopt(session, facts)
+    session.bell_file = path + BELL
     return session

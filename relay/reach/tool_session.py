@@ -15,7 +15,7 @@ import time
 
 from relay.base.errors import RelayError
 from relay.base.names import NAME_VARIABLE, check_agent_name
-from relay.base.process_info import runs, started_at
+from relay.base.process_info import pid_namespace, runs, started_at
 from relay.reach.binding import DIED, agent_process, last_of_process
 from relay.reach.evidence import begin_offer, end_offer, settle
 from relay.reach.mailbox import is_there
@@ -78,6 +78,7 @@ class ToolSession:
         session = Session(TOOLS, f"{os.getpid()}-{time.time_ns()}")
         session.agent, session.bound_at = name, time.time_ns()
         session.pid, session.pid_start = os.getpid(), started_at(os.getpid())
+        session.pid_namespace = pid_namespace()
         with session_lock(self.root):
             for old in load_sessions(self.root, TOOLS):
                 if old.agent == name and not old.is_live:

@@ -254,6 +254,8 @@ def ended_pid(meta: bytes | None) -> int | None:
     pid, ticks = known.get("pid"), known.get("pid_start_ticks")
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return None
+    if process_info.is_elsewhere(known.get("pid_namespace")):
+        return None
     return None if process_info.runs(pid, ticks if isinstance(ticks, int) else None) else pid
 
 

@@ -340,9 +340,8 @@ WAITING_STATES = ("blocked", "failing")  # of a session: a person has to do some
 
 def _why_not_rung(home: Home, name: str) -> str:
     """Why a live session is not rung that should be; empty if it is."""
-    from relay.reach.bell import is_ringing
     from relay.reach.rungs import silence
-    from relay.reach.session import IDLE, load_sessions
+    from relay.reach.session import IDLE, is_ringing, load_sessions
 
     live = [
         session for session in load_sessions(home.root) if session.agent == name and session.is_live

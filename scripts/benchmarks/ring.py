@@ -15,9 +15,9 @@ from pathlib import Path
 
 from relay.base.home import Home
 from relay.base.process_info import started_at
-from relay.reach.bell import is_ringing, start
+from relay.reach.bell import start
 from relay.reach.rungs import SOCKET, TOKEN
-from relay.reach.session import Session, save_session
+from relay.reach.session import Session, is_ringing, save_session
 from scripts.benchmarks.common import fresh_root, make_home, message, note, percentile, report
 
 WARM_UP = 3

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from relay.base.clock import NS_PER_S, local_time
-from relay.reach import bell
+from relay.reach import session as sessions
 from relay.reach.session import BLOCKED, FAILING, IDLE, WORKING, Session, load_session, save_session
 from relay.views.attention import attention
 from tests.box import Box
@@ -94,7 +94,7 @@ def test_an_error_that_ended_a_turn_is_said(busy: Box) -> None:
 def test_who_is_woken_and_reads_nothing_waits_for_a_person(
     busy: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "is_ringing", lambda *_: True)
+    monkeypatch.setattr(sessions, "is_ringing", lambda *_: True)
     sent = busy.send("alice", "TO: bob\n\nhi")
     busy.tick()
     changed(busy, has_session(busy, IDLE, "bob"), woken=3, woken_for=[sent])

@@ -209,7 +209,7 @@ def test_what_else_is_in_meta_json_stays(shell: list[str], quiet: Path, tmp_path
         one = Sourced(shell, quiet, tmp_path, "bob", "relay_send alice hi")
         found = meta(quiet, "bob")
         assert found.pop("pid") == one.process.pid, there
-        for name in ("pid_start_ticks", "started_at", "unregisters"):
+        for name in ("pid_start_ticks", "pid_namespace", "started_at", "unregisters"):
             found.pop(name)
         assert found == stays
         one.kill()

@@ -14,7 +14,15 @@ import pytest
 from relay.reach import bell as bells
 from relay.reach.ringing import Bell, Inbox, Memory
 from relay.reach.rungs import ANSWER_S, TOKEN
-from relay.reach.session import BLOCKED, IDLE, WORKING, load_session, remove_session, session_lock
+from relay.reach.session import (
+    BLOCKED,
+    IDLE,
+    WORKING,
+    is_ringing,
+    load_session,
+    remove_session,
+    session_lock,
+)
 from tests import forks
 from tests.procs import PATIENCE_S, until
 from tests.reach.bells import BELL, PACKAGE, Cli
@@ -225,6 +233,12 @@ def test_it_ends_when_another_session_takes_the_name(bob: Cli) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+def test_it_ends_when_its_session_goes_on_in_another_container(bob: Cli) -> None:
+    process = bob.bell()
+    bob.hook(IDLE, pid_namespace=1)
+    assert process.wait(PATIENCE_S) == 0
+
+
 def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
     root = str(bob.root)
     process = bob.bell()
@@ -234,10 +248,10 @@ def test_there_is_one_and_the_next_hook_starts_it_again(bob: Cli) -> None:
     process.wait()
     assert bells.start(root, bob.session)
     memory = until(lambda: (one := bob.memory) and one.pid != process.pid and one)
-    assert bells.is_ringing(root, bob.session)
+    assert is_ringing(root, bob.session)
     bob.process.kill()
     bob.process.wait()
-    until(lambda: not bells.is_ringing(root, bob.session))
+    until(lambda: not is_ringing(root, bob.session))
     assert memory.agent == "bob"
 
 
@@ -283,7 +297,7 @@ def test_the_hooks_start_it_and_end_it(bob: Cli, inbox: ClaudeInbox) -> None:
     hook("SessionStart", source="startup")
     session = load_session(str(bob.root), "claude", "real")
     assert session is not None and session.agent == "bob"
-    until(lambda: bells.is_ringing(str(bob.root), session))
+    until(lambda: is_ringing(str(bob.root), session))
     bob.drop("\nthe build is green")
     until(lambda: inbox.texts)
     printed = hook("UserPromptSubmit", prompt=inbox.texts[0])
@@ -297,7 +311,7 @@ def test_the_hooks_start_it_and_end_it(bob: Cli, inbox: ClaudeInbox) -> None:
     files = [path for path in bob.root.rglob("*") if path.is_file()]
     assert not [path for path in files if secret in path.read_bytes()]
     hook("SessionEnd", reason="exit")
-    until(lambda: not bells.is_ringing(str(bob.root), session))
+    until(lambda: not is_ringing(str(bob.root), session))
 
 
 # -- SIGKILL -------------------------------------------------------------------------------
@@ -317,7 +331,7 @@ def test_a_bell_that_is_killed_loses_nothing(bob: Cli, inbox: ClaudeInbox, step:
     except subprocess.TimeoutExpired:  # it has no more calls to be killed at
         bell.kill()
     bell.wait()
-    assert not bells.is_ringing(str(bob.root), bob.session)
+    assert not is_ringing(str(bob.root), bob.session)
     bob.bells.append(forks.start(BELL, bob.bell_words(0.2, ANSWER_S), env, 0, 1, 2))
     until(lambda: inbox.texts)
     until(lambda: any(one["result"] == "rang: posted" for one in bob.reports()))
