@@ -130,10 +130,10 @@ def notices_of_end(
     plans = []
     for sender, count, oldest in unread:
         if sender in agents and sender != change.name:
-            are = "messages of yours are" if count > 1 else "message of yours is"
+            are = "messages of yours were" if count > 1 else "message of yours was"
             text = (
-                f"{change.name} is {change.status}: {change.reason}; {count} {are} unread in its "
-                f"inbox, the first is {oldest}"
+                f"{change.name} is {change.status}: {change.reason}; {count} {are} not read, "
+                f"the first is {oldest}"
             )
             plans.append(notice(sender, at_ns, f"end of {change.name}", text))
     return plans

@@ -190,7 +190,7 @@ def test_the_senders_of_its_unread_mail_are_told_once(box: Box, start: Start) ->
     assert box.life("bob")[0] == "terminated"
     (told,) = box.bodies("alice")
     assert told.startswith(f"bob is terminated: its process {process.pid} ended; no activity since")
-    assert told.endswith(f"; 2 messages of yours are unread in its inbox, the first is {first}\n")
+    assert told.endswith(f"; 2 messages of yours were not read, the first is {first}\n")
     assert box.bodies("carol") == []
 
 
@@ -203,9 +203,7 @@ def test_who_is_retired_leaves_nobody_waiting_for_it(box: Box) -> None:
     box.restart()
     box.tick(3)
     assert box.life("bob")[0] == "retired"
-    text = (
-        f"bob is retired: done; 1 message of yours is unread in its inbox, the first is {first}\n"
-    )
+    text = f"bob is retired: done; 1 message of yours was not read, the first is {first}\n"
     assert box.bodies("alice") == [text]
     assert box.bodies("carol") == []
     box.command("operator", "agent.retire", "NAME: bob", "REASON: really")

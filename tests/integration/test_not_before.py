@@ -96,4 +96,4 @@ def test_its_sender_hears_when_its_recipient_is_retired(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nNOT-BEFORE: 1d\n\nhi")
     box.command("operator", "agent.retire", "NAME: bob", "REASON: done")
     (told,) = box.bodies("alice")
-    assert told.endswith(f"1 message of yours is unread in its inbox, the first is {sent}\n")
+    assert told.endswith(f"1 message of yours was not read, the first is {sent}\n")

@@ -26,8 +26,8 @@ def test_a_silent_process_that_runs_is_no_inactive_agent(box: ProcessBox) -> Non
     assert box.life("w") == ("terminated", "w exited with code 0")
     box.restart()
     box.after(400)
-    assert [one for one in box.bodies("operator") if "unread" in one] == [
-        f"w is terminated: w exited with code 0; 1 message of yours is unread in its inbox, "
+    assert [one for one in box.bodies("operator") if "not read" in one] == [
+        f"w is terminated: w exited with code 0; 1 message of yours was not read, "
         f"the first is {sent}\n"
     ]
 
