@@ -23,7 +23,7 @@ from relay.base.errors import (
     Timeout,
 )
 from relay.base.home import LEDGER, REJECTED, Home
-from relay.base.message import Kind
+from relay.base.message import MOST_AWAIT_S, Kind
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, check_agent_name, is_channel_name
 
 if TYPE_CHECKING:
@@ -175,10 +175,13 @@ def channel_body(channel: str, pattern: str | None = None, filter: str = "") -> 
 
 
 def idle_body(name: str, within_s: float | None, message_id: str = "") -> str:
-    """Build the body of a request to be told when an agent is idle."""
+    """Build the body of a request to be told when an agent is idle. Errors: ValueError for nan."""
+    check_limit(within_s)
     lines = ["ACTION: agent.notify_idle", f"NAME: {check_agent_name(name)}"]
     lines += [f"ID: {message_id}"] if message_id else []
-    lines += [f"WITHIN: {max(1, round(within_s * 1000))}ms"] if within_s is not None else []
+    if within_s is not None:
+        within_ms = round(min(within_s, MOST_AWAIT_S) * 1000)
+        lines.append(f"WITHIN: {max(1, within_ms)}ms")
     return "\n".join(lines)
 
 
