@@ -4,9 +4,9 @@
                                         section 256: recipients and relay ids
                                         section 257: the same messages as columns, for audits
 
-A store lists its archives (``ArchiveInfo``); a file that is not listed does not count. That list
-and each file's indexes decide which files a query reads. A file is verified before its messages are
-used; only the table of its relay ids is asked without that.
+A store lists its archives (``ArchiveInfo``); a file that is not listed does not count. The times in
+that list, and for a thread the files' indexes, decide which files are read. A file is verified
+before its messages are used; only the table of its relay ids is asked without that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import os
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from struct import pack
 from typing import NamedTuple, TypeVar
 
@@ -29,30 +29,16 @@ from relay.acomm.model import (
     Delivery,
     Message,
     MessageFilter,
-    Priority,
-    SortField,
-    SortOrder,
     StoreFile,
 )
 from relay.acomm.store_file import decrypt, encrypt
 from relay.base import fsio
 from relay.base.errors import FormatError
 from relay.base.names import sha256_hex
-from relay.engine.query import (
-    QueryResult,
-    Rank,
-    find,
-    in_time_range,
-    index_lookups,
-    is_index_query,
-    is_outside,
-    is_within,
-    page,
-)
+from relay.engine.query import is_outside
 
 RELAY_IDS = 9  # block of section 256
 STRAY = ".stray"
-_FILES_KEPT = 2  # decoded ones: a page of history reads the same file repeatedly
 _INDEXES_KEPT = 64
 _MESSAGES_KEPT = 16
 
@@ -73,7 +59,6 @@ class ArchiveFiles:
     def __init__(self, folder: str, key: bytes | None = None) -> None:
         self._folder = folder
         self._key = key
-        self._files: OrderedDict[str, StoreFile] = OrderedDict()
         self._indexes: OrderedDict[str, Indexes] = OrderedDict()
         self._found: OrderedDict[tuple[str, int], Archived | None] = OrderedDict()
 
@@ -125,58 +110,17 @@ class ArchiveFiles:
                     aside.append(path + STRAY)
         return aside
 
-    def count(self, note: ArchiveInfo, wanted: MessageFilter) -> int | None:
-        """The number of matching messages in an archive, if its indexes alone can tell."""
-        if not is_index_query(wanted) or (note.archived and not wanted.include_archived):
-            return None
-        ids = self._ids(note, wanted)
-        return note.messages if ids is None else len(ids)
-
     def messages(self, note: ArchiveInfo, wanted: MessageFilter) -> Iterator[Message]:
-        """Candidates for a match in an archive; none when its indexes exclude all.
+        """The messages of an archive, if its times do not exclude a match; of a thread its own.
 
         Errors: FormatError for a damaged archive, OSError for a missing one.
         """
-        ids = self._ids(note, wanted)
-        if ids is None:
-            yield from self._load(note).messages
-        elif ids:
-            yield from (m for m in self._load(note).messages if m.id in ids)
-
-    def select(
-        self,
-        notes: Iterable[ArchiveInfo],
-        here: Iterable[Message],
-        wanted: MessageFilter,
-        leaving: ArchiveInfo | None,
-        still_here: Container[int],
-        rank: Rank | None = None,
-    ) -> QueryResult:
-        """The page a filter selects from the live messages (``here``) and the archives.
-
-        When sorting by time, an archive whose messages cannot be on the page is only counted, by
-        its indexes. ``leaving``: the archive whose messages are partly ``still_here``. ``rank``:
-        as for ``page``.
-        Errors: as ``query.find``, and as ``messages``.
-        """
-        found = list(find(here, wanted))
-        total = len(found)
-        last_first = wanted.order[1] is SortOrder.DESCENDING
-        for note in sorted(notes, key=lambda note: note.last_at, reverse=last_first):
-            if note is not leaving and _is_full(found, note, wanted, rank):
-                count = self.count(note, wanted)
-                if count is not None:
-                    total += count
-                    continue
-            rolled = (
-                message
-                for message in self.messages(note, wanted)
-                if note is not leaving or message.id not in still_here
-            )
-            more = list(find(rolled, wanted))
-            found += more
-            total += len(more)
-        return page(found, wanted, total, rank)
+        if is_outside(note, wanted):
+            return
+        ids = None if wanted.correlation_id is None else self._thread(note, wanted.correlation_id)
+        if ids is None or ids:
+            file = self._read(os.path.join(self._folder, note.name))
+            yield from (m for m in file.messages if ids is None or m.id in ids)
 
     def thread(self, notes: Iterable[ArchiveInfo], correlation_id: str) -> list[Message]:
         """Every archived message of a thread. Errors: as ``messages``."""
@@ -227,34 +171,14 @@ class ArchiveFiles:
 
         return _cached(self._found, (note.name, number), read, _MESSAGES_KEPT)
 
-    def _ids(self, note: ArchiveInfo, wanted: MessageFilter) -> set[int] | None:
-        """The ids that all indexes allow; None when no criterion has an index."""
-        if is_outside(note, wanted):
-            return set()
-        lists = list(index_lookups(wanted))
-        within = is_within(note, wanted)
-        if not lists and within:
-            return None
+    def _thread(self, note: ArchiveInfo, correlation_id: str) -> Collection[int] | None:
+        """The ids of a thread, by the archive's index; None if it has no such index."""
         path = os.path.join(self._folder, note.name)
         indexes = _cached(
             self._indexes, note.name, lambda: store_file.read_indexes(path)[0], _INDEXES_KEPT
         )
-        found: set[int] | None = None
-        kinds = {kind for kind, _ in lists} | (set() if within else {IndexType.TIMESTAMP})
-        if not kinds <= indexes.keys():  # the file lacks one
-            return None
-        for kind, ids_of in lists:
-            ids = set(ids_of(indexes[kind]))
-            found = ids if found is None else found & ids
-        if not within:
-            times = indexes[IndexType.TIMESTAMP]
-            timed = {number for at, number in times if in_time_range(at, wanted)}
-            found = timed if found is None else found & timed
-        return found
-
-    def _load(self, note: ArchiveInfo) -> StoreFile:
-        path = os.path.join(self._folder, note.name)
-        return _cached(self._files, note.name, lambda: self._read(path), _FILES_KEPT)
+        threads = indexes.get(IndexType.CORRELATION)
+        return None if threads is None else frozenset(threads.get(correlation_id, ()))
 
     def _read(self, path: str) -> StoreFile:
         return decrypt(store_file.read(path), self._key, path)
@@ -289,22 +213,6 @@ def _look_up(path: str, wanted: int) -> Iterator[int]:
             found.append(value(count + at))
             at += 1
     yield from found
-
-
-def _is_full(
-    found: list[Message], note: ArchiveInfo, wanted: MessageFilter, rank: Rank | None
-) -> bool:
-    """True when the page is full of messages that sort before every message of the archive."""
-    field, order = wanted.order
-    if field is not SortField.CREATED_AT:
-        return False
-    last_first = order is SortOrder.DESCENDING
-    before = sum(
-        message.created_at > note.last_at if last_first else message.created_at < note.first_at
-        for message in found
-        if rank is None or rank(message) == Priority.CRITICAL  # none is grouped before it
-    )
-    return before >= wanted.offset + wanted.limit
 
 
 def _encode_relay_ids(messages: Iterable[Message]) -> bytes:

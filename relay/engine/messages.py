@@ -299,7 +299,7 @@ class Messages:
         """Messages by every given criterion, newest first by default; dead letters included.
 
         If channels use priorities, grouped by priority, unless ``grouped`` is False. Archives are
-        read only where their indexes do not exclude a match.
+        read only where their times do not exclude a match.
         Errors: ValidationFailed for an invalid pattern; FormatError, OSError for an archive that
         is damaged or missing.
         """
@@ -310,13 +310,19 @@ class Messages:
         found += [state.dead_letters[number] for number in state.dead_index.candidates(wanted)]
         if wanted.include_archived:
             found += [state.archive[number] for number in state.archive_index.candidates(wanted)]
-        if self._archives.files is None or not state.archives:
-            return _handed_out(select(found, wanted, rank))
-        leaving = state.archives[-1] if state.evicting else None
-        here = state.messages.keys() | state.archive.keys() if leaving else ()
-        return _handed_out(
-            self._archives.files.select(state.archives, found, wanted, leaving, here, rank)
-        )
+        return _handed_out(select(chain(found, self._rolled(wanted)), wanted, rank))
+
+    def _rolled(self, wanted: MessageFilter) -> Iterator[Message]:
+        """The messages of the archives that a filter may match, without those still here."""
+        state, files = self._state, self._archives.files
+        if files is None:
+            return
+        for note in state.archives:
+            is_leaving = bool(state.evicting) and note is state.archives[-1]
+            for message in files.messages(note, wanted):
+                number = message.id
+                if not (is_leaving and (number in state.messages or number in state.archive)):
+                    yield message
 
     def search(self, pattern: str, limit: int = 100) -> list[Message]:
         """Messages whose content matches a regular expression, newest first."""

@@ -7,12 +7,11 @@ bounded. What subscriptions ask of each message is bounded again (``relay.engine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import re2
 
-from relay.acomm.indexes import Ids, IndexType
 from relay.acomm.model import (
     ArchiveInfo,
     Message,
@@ -139,22 +138,13 @@ def select(
 ) -> QueryResult:
     """The page of ``messages`` that a valid filter (``check_filter``) selects.
 
-    ``rank``: of ``page``. Errors: those of ``find``.
+    ``rank``: the group of a message; groups are sorted before the filter's order applies. Errors:
+    those of ``find``.
     """
     found = list(find(messages, wanted))
-    return page(found, wanted, len(found), rank)
-
-
-def page(
-    found: list[Message], wanted: MessageFilter, total: int, rank: Rank | None = None
-) -> QueryResult:
-    """The page of ``total`` matches; ``found`` has at least the messages on it.
-
-    ``rank``: the group of a message; groups are sorted before the filter's order applies.
-    """
     sort(found, wanted, rank)
     end = wanted.offset + wanted.limit
-    return QueryResult(found[wanted.offset : end], total, total > end)
+    return QueryResult(found[wanted.offset : end], len(found), len(found) > end)
 
 
 def sort(found: list[Message], wanted: MessageFilter, rank: Rank | None) -> None:
@@ -177,48 +167,8 @@ _SORT_KEYS: dict[SortField, Callable[[Message], tuple[object, ...]]] = {
 }
 
 
-def is_index_query(wanted: MessageFilter) -> bool:
-    """True when the indexes alone determine the matches."""
-    return (
-        wanted.message_types is None
-        and wanted.status is None
-        and wanted.priority is None
-        and wanted.content_pattern is None
-    )
-
-
-def index_lookups(
-    wanted: MessageFilter,
-) -> Iterator[tuple[IndexType, Callable[[Mapping[Any, Ids]], Iterable[int]]]]:
-    """For each criterion with an index: which, and a lookup of its ids."""
-    if (channels := wanted.channel_ids) is not None:
-        yield IndexType.CHANNEL, lambda index: [i for c in channels for i in index.get(c, ())]
-    if (sender := wanted.sender) is not None:
-        yield IndexType.SENDER, lambda index: index.get(sender, ())
-    if (thread := wanted.correlation_id) is not None:
-        yield IndexType.CORRELATION, lambda index: index.get(thread, ())
-    if (pattern := wanted.topic_pattern) is not None:
-        yield (
-            IndexType.TOPIC,
-            lambda index: [
-                i for t, ids in index.items() if rules.topic_matches(t, pattern) for i in ids
-            ],
-        )
-
-
-def in_time_range(at: int, wanted: MessageFilter) -> bool:
-    return (wanted.after is None or at > wanted.after) and (
-        wanted.before is None or at < wanted.before
-    )
-
-
 def is_outside(note: ArchiveInfo, wanted: MessageFilter) -> bool:
     """True when the whole archive is outside the filter's time range."""
     return (wanted.after is not None and note.last_at <= wanted.after) or (
         wanted.before is not None and note.first_at >= wanted.before
     )
-
-
-def is_within(note: ArchiveInfo, wanted: MessageFilter) -> bool:
-    """True when every message of the archive is within the filter's time range."""
-    return in_time_range(note.first_at, wanted) and in_time_range(note.last_at, wanted)
