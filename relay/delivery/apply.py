@@ -39,7 +39,6 @@ from relay.delivery.part import Part, Resources
 from relay.delivery.plan import cancelled_notices, refuse, reply
 from relay.delivery.values import (
     Answer,
-    Applied,
     ControlReply,
     Draft,
     Inbound,
@@ -50,6 +49,7 @@ from relay.delivery.values import (
     SystemMessage,
 )
 from relay.engine.deliveries import SYSTEM
+from relay.engine.retries import OverdueDelivery
 from relay.ledger.deliveries import DeliveryFacts, held_delivery
 
 TRANSIENT_ERRORS = (StoreFull, StoreCapacity, DiskFull)  # the plan is to be executed again
@@ -66,9 +66,10 @@ class PlanApplier(Part):
         super().__init__(given)
         self._orchestrator = orchestrator
 
-    def apply(self, plan: Plan) -> Applied:
-        """Apply a plan; a file that the engine refuses, or that meets a bug, is refused.
+    def apply(self, plan: Plan) -> Plan:
+        """Apply a plan; returns it with what the store made of it: its files, what waits, effects.
 
+        A file that the engine refuses, or that meets a bug, is refused.
         Errors: ``TRANSIENT_ERRORS``; CommError for a plan of the relay's own; StateFault.
         """
         try:
@@ -84,10 +85,10 @@ class PlanApplier(Part):
                 raise
             return self._apply(refuse_fault(plan.inbound, exc, self._log))
 
-    def _apply(self, plan: Plan) -> Applied:
+    def _apply(self, plan: Plan) -> Plan:
         """Store the message and the effect of its answer, carry out its command, store replies."""
         stored: Message | None = None
-        files, held = plan.files, list[DeliveryFacts]()
+        files, changes, held = plan.files, plan.changes, list[DeliveryFacts]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             answers = plan.answer.original if plan.answer is not None else None
@@ -113,7 +114,9 @@ class PlanApplier(Part):
             notices = cancelled_notices(plan.subject, given.effects.cancellation, self._store)
             own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
         files += tuple(self._store_own(own, stored))
-        return Applied(plan, files, tuple(held), effects)
+        if held or (changes.ended and stored is not None):
+            changes = replace(changes, ended=_numbered(changes.ended, stored), held=tuple(held))
+        return replace(plan, files=files, changes=changes, effects=effects)
 
     def _hold(
         self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int
@@ -231,6 +234,14 @@ def _code(exc: CommError) -> RefusalCode:
     """The code of what the engine refuses: channels have states and rules, the rest is the text."""
     about_channels = (ChannelNotFound, ChannelUnavailable, DuplicateChannel, NotParticipant)
     return RefusalCode.CHANNEL if isinstance(exc, about_channels) else RefusalCode.MALFORMED
+
+
+def _numbered(
+    ended: tuple[OverdueDelivery, ...], stored: Message | None
+) -> tuple[OverdueDelivery, ...]:
+    """The ends of deliveries of a message that is in the store by now, if it was not."""
+    number = stored.id if stored is not None else 0
+    return tuple([one if one.number else one._replace(number=number) for one in ended])
 
 
 def waits_for(stored: Message) -> str:

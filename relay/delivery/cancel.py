@@ -141,7 +141,7 @@ class Canceller(Part):
     def remove(self, dirs: Dirs) -> None:
         """Remove what was set aside: it is durable by now that those deliveries ended."""
         for message_id, recipient in self.set_aside:
-            file_ops.unstage(dirs, message_id, [recipient])
+            file_ops.unstage(dirs, message_id, recipient)
         self.set_aside.clear()
 
 

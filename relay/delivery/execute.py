@@ -13,9 +13,10 @@ Rows of renames and reads may be ahead of the journal until the turn ends. See d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
+import msgspec
 from msgspec.structs import replace
 
 from relay.acomm.model import DeliveryState
@@ -31,9 +32,9 @@ from relay.delivery.file_ops import DiskFull
 from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
-    Applied,
     Inbound,
     Job,
+    Missed,
     OutboxFile,
     OutgoingFile,
     Plan,
@@ -51,13 +52,14 @@ BATCH_DELIVERIES = 2000  # a broadcast to all holds up no other message
 SHOWN_IDS = 8  # of a batch, in its line of the log: enough to find the rest in the ledger
 
 
-class ExecutionResult(NamedTuple):
+class ExecutionResult(msgspec.Struct):
     """The result of an execution."""
 
-    executed: list[Applied]
-    postponed: list[tuple[Plan, str]]  # could not be executed now, and why
-    jobs: list[tuple[Subject, Job]]  # of commands, also of postponed ones: these are not run again
-    replaced: list[OutboxFile]  # files put in the place of others while these were processed
+    executed: list[Plan] = []
+    missed: Missed = {}  # of those: what could not be put into an inbox
+    postponed: list[tuple[Plan, str]] = []  # could not be executed now, and why
+    jobs: list[tuple[Subject, Job]] = []  # of commands, also of postponed ones: not run again
+    replaced: list[OutboxFile] = []  # files put in the place of others while these were processed
 
     def is_done(self, plan: Plan) -> bool:
         """True unless the plan was postponed."""
@@ -90,7 +92,7 @@ class PlanExecutor(Part):
         try:
             file_ops.check_room(dirs)
         except DiskFull as exc:
-            return ExecutionResult([], [(plan, str(exc)) for plan in plans], [], [])
+            return ExecutionResult(postponed=[(plan, str(exc)) for plan in plans])
         return self.execute(dirs, plans)
 
     def execute(self, dirs: Dirs, plans: Iterable[Plan]) -> ExecutionResult:
@@ -101,8 +103,8 @@ class PlanExecutor(Part):
         of those, at most some events in the store are made, which planning again finds.
         Errors: StateFault, which ends the session: nothing of the batch is durable then.
         """
-        result = ExecutionResult([], [], [], [])
-        batch: list[Applied] = []
+        result = ExecutionResult()
+        batch: list[Plan] = []
         deliveries = 0
         for plan in plans:
             # what is cancelled may be in this batch: its files are to be in the inboxes, or nowhere
@@ -112,7 +114,7 @@ class PlanExecutor(Part):
                 self._metrics.begin("plan")
                 batch, deliveries = [], 0
             try:
-                applied = self._plan_applier.apply(plan)
+                plan = self._plan_applier.apply(plan)
             except (*TRANSIENT_ERRORS, CommError) as exc:
                 if plan.inbound is not None and not isinstance(exc, TRANSIENT_ERRORS):
                     raise  # the fault is the file's
@@ -122,50 +124,49 @@ class PlanExecutor(Part):
                 if plan.inbound is not None:  # else it would end the next session, too
                     self._ledger_writer.fail(plan.message_id, Refusal(RefusalCode.FAULT, str(exc)))
                 raise
-            batch.append(applied)
-            for file in applied.files:
+            batch.append(plan)
+            for file in plan.files:
                 deliveries += len(file.recipients)
-            if applied.effects.job is not None:
-                result.jobs.append((plan.subject, applied.effects.job))
+            if plan.effects.job is not None:
+                result.jobs.append((plan.subject, plan.effects.job))
         if batch:
             self._execute_batch(dirs, batch, result)
         return result
 
-    def _execute_batch(self, dirs: Dirs, batch: list[Applied], result: ExecutionResult) -> None:
-        begin = self._metrics.begin
+    def _execute_batch(self, dirs: Dirs, batch: list[Plan], result: ExecutionResult) -> None:
+        begin, missed = self._metrics.begin, Missed()
         begin("stage")
-        done = [self._stage(dirs, applied) for applied in batch]
+        batch = [self._stage(dirs, plan, missed) for plan in batch]
         staged_at = self._clock.now_ns()
         begin("commit")
-        without_event = self._make_events(done, staged_at)
+        without_event = self._make_events(batch, missed, staged_at)
         self._events.commit()
         begin("deliver")
         if self._canceller.set_aside:
             self._canceller.remove(dirs)
-        done, delivered = self._deliver(dirs, done, staged_at, without_event)
+        delivered = self._deliver(dirs, batch, missed, staged_at, without_event)
         if delivered:
             _yield_core()
-        self._unstage_missed(dirs, done)
+        if missed:
+            self._unstage(dirs, missed)
         begin("complete")
-        result.replaced.extend(self._ledger_writer.record(dirs, done, without_event))
-        result.executed.extend(done)
-        self._count(done, delivered)
-        if done:
-            self._log_batch(done, delivered)
+        replaced = self._ledger_writer.record(dirs, batch, missed, without_event)
+        result.replaced.extend(replaced)
+        result.executed.extend(batch)
+        result.missed.update(missed)
+        self._count(batch, missed, delivered)
+        self._log_batch(batch, missed, delivered)
 
     # -- stage -------------------------------------------------------------------------
 
-    def _stage(self, dirs: Dirs, applied: Applied) -> Applied:
-        """Stage every file of a plan; inboxes that cannot be written are noted."""
-        files = tuple([self._without_delivered(file, applied.plan) for file in applied.files])
-        undelivered: dict[tuple[str, str], str] = {}
+    def _stage(self, dirs: Dirs, plan: Plan, missed: Missed) -> Plan:
+        """Stage every file of a plan; ``missed`` gets those whose inbox cannot be written."""
+        files = tuple([self._without_delivered(file, plan) for file in plan.files])
         for file in files:
             failed = file_ops.stage(dirs, file.message_id, file.data, file.recipients)
             for recipient, reason in failed.items():
-                undelivered[file.message_id, recipient] = reason
-        if undelivered or files != applied.files:
-            return replace(applied, files=files, undelivered=undelivered)
-        return applied
+                missed[file.message_id, recipient] = reason
+        return plan if files == plan.files else replace(plan, files=files)
 
     def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
         """A file without the recipients that got it before a crash, or whose first attempt was lost
@@ -185,38 +186,29 @@ class PlanExecutor(Part):
 
     # -- the events of the commit ------------------------------------------------------
 
-    def _make_events(self, batch: list[Applied], now: int) -> list[DeliveryFacts]:
+    def _make_events(self, batch: list[Plan], missed: Missed, now: int) -> list[DeliveryFacts]:
         """Make the other events of a batch: what ended, what is refused and staged.
 
         Returns what ended of messages that have left the store: no event speaks of it.
         """
         without_event: list[DeliveryFacts] = []
         ready: list[tuple[int, str, int]] = []
-        for applied in batch:
-            plan, changes = applied.plan, applied.plan.changes
-            for file in applied.files:
+        for plan in batch:
+            for file in plan.files:
                 for recipient in file.recipients:
-                    if (file.message_id, recipient) not in applied.undelivered:
+                    if (file.message_id, recipient) not in missed:
                         ready.append((file.number, recipient, file.attempt or 1))
-            if changes.bounced:
-                self._bounce(plan.message_id, changes.bounced)
-            for ended in changes.ended:
+            for ended in plan.changes.ended:
                 if not self._end(ended):
                     without_event.append(_end_of(ended))
-            for reminder in changes.reminders:
+            for reminder in plan.changes.reminders:
                 self._remind(reminder)
             if (inbound := plan.inbound) is not None and inbound.refusal is not None:
-                refused = _refused(inbound, inbound.refusal, applied.system_ids, now)
+                refused = _refused(inbound, inbound.refusal, plan.system_ids, now)
                 self._store.apply(refused, now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
         return without_event
-
-    def _bounce(self, message_id: str, reasons: Mapping[str, str]) -> None:
-        stored = self._store.messages.find_by_relay_id(message_id)
-        if stored is not None:
-            for name, why in reasons.items():
-                self._store.deliveries.move(stored.id, [name], DeliveryState.BOUNCED, why=why)
 
     def _end(self, ended: OverdueDelivery) -> bool:
         """End a delivery; False if the store has nothing to be ended."""
@@ -238,33 +230,27 @@ class PlanExecutor(Part):
     def _deliver(
         self,
         dirs: Dirs,
-        batch: list[Applied],
+        batch: list[Plan],
+        missed: Missed,
         staged_at: int,
         without_event: list[DeliveryFacts],
-    ) -> tuple[list[Applied], int]:
-        """Rename the staged files; returns the batch, and how many files are now in inboxes.
+    ) -> int:
+        """Rename the staged files; returns how many are now in inboxes.
 
         ``without_event`` gets those of which no event speaks.
         """
-        done: list[Applied] = []
         delivered = 0
-        for applied in batch:
-            failed = applied.undelivered
-            for file in applied.files:
-                now = self._clock.now_ns()  # before the rename: a bell rings after it
-                reached, missed = self._deliver_file(dirs, file, failed)
-                failed = {**failed, **missed} if missed else failed
-                moved = self._store.deliveries.deliver(file.number, reached, file.attempt, now)
-                delivered += len(reached)
-                if file.attempt > 1:
-                    self._metrics.again += len(reached)
-                if len(moved) < len(reached):
-                    unmoved = set(reached).difference(moved)
-                    without_event += self._written_facts(file, unmoved, staged_at, now)
-            done.append(
-                applied if failed is applied.undelivered else replace(applied, undelivered=failed)
-            )
-        return done, delivered
+        for file in chain.from_iterable([plan.files for plan in batch]):
+            now = self._clock.now_ns()  # before the rename: a bell rings after it
+            reached = self._deliver_file(dirs, file, missed)
+            moved = self._store.deliveries.deliver(file.number, reached, file.attempt, now)
+            delivered += len(reached)
+            if file.attempt > 1:
+                self._metrics.again += len(reached)
+            if len(moved) < len(reached):
+                unmoved = set(reached).difference(moved)
+                without_event += self._written_facts(file, unmoved, staged_at, now)
+        return delivered
 
     def _written_facts(
         self, file: OutgoingFile, reached: set[str], staged_at: int, now: int
@@ -278,56 +264,43 @@ class PlanExecutor(Part):
             elif attempt == 1 and self._store.deliveries.is_answered(file.number, name):
                 yield DeliveryFacts(file.message_id, name, "acked", 1, staged_at, now)
 
-    def _deliver_file(
-        self, dirs: Dirs, file: OutgoingFile, unstaged: Mapping[tuple[str, str], str]
-    ) -> tuple[list[str], dict[tuple[str, str], str]]:
-        """(recipients that have it, reasons of those whose inbox cannot be written)."""
+    def _deliver_file(self, dirs: Dirs, file: OutgoingFile, missed: Missed) -> list[str]:
+        """The recipients that have it; ``missed`` gets those whose inbox cannot be written."""
         reached: list[str] = []
-        missed: dict[tuple[str, str], str] = {}
         for recipient in file.recipients:
             key = (file.message_id, recipient)
-            reason = unstaged.get(key) or file_ops.deliver(dirs, file.message_id, recipient)
+            reason = missed.get(key) or file_ops.deliver(dirs, file.message_id, recipient)
             if not reason:
                 reached.append(recipient)
                 continue
             missed[key] = reason
             # the queue of what is held retries it, no timer does
             self._store.deliveries.postpone(file.number, recipient, file.attempt or 1)
-        return reached, missed
+        return reached
 
-    def _unstage_missed(self, dirs: Dirs, batch: list[Applied]) -> None:
+    def _unstage(self, dirs: Dirs, missed: Missed) -> None:
         """Remove the copies of files that could not be renamed: they are written anew when due.
 
         First it is durable that they are held: a copy that is gone counts as delivered.
         """
-        missed: list[tuple[str, str]] = []
-        for applied in batch:
-            if applied.undelivered:
-                keys = [
-                    (file.message_id, name) for file in applied.files for name in file.recipients
-                ]
-                missed += [key for key in keys if key in applied.undelivered]
-        if missed:
-            self._events.commit()
-            for message_id, recipient in missed:
-                file_ops.unstage(dirs, message_id, [recipient])
+        self._events.commit()
+        for message_id, recipient in missed:
+            file_ops.unstage(dirs, message_id, recipient)
 
     # -- count and log -----------------------------------------------------------------
 
-    def _count(self, batch: list[Applied], delivered: int) -> None:
+    def _count(self, batch: list[Plan], missed: Missed, delivered: int) -> None:
         """Add a batch, and the number of files in inboxes, to the totals."""
         metrics, now = self._metrics, self._clock.now_ns()
         files = refused = 0
-        for applied in batch:
-            plan, inbound = applied.plan, applied.plan.inbound
+        for plan in batch:
+            inbound = plan.inbound
             if inbound is not None:
                 files += 1
                 if inbound.refusal:
                     refused += 1
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
-            metrics.held += len(applied.undelivered)
-            metrics.bounced += len(plan.changes.bounced)
             metrics.acked += plan.answer is not None
             for ended in plan.changes.ended:
                 metrics.bounced += ended.state is DeliveryState.BOUNCED
@@ -336,14 +309,15 @@ class PlanExecutor(Part):
         metrics.accepted += files - refused
         metrics.refused += refused
         metrics.written += delivered
+        metrics.held += len(missed)
         if files:
             metrics.batch_files.observe(files)
 
-    def _log_batch(self, batch: list[Applied], deliveries: int) -> None:
+    def _log_batch(self, batch: list[Plan], missed: Missed, deliveries: int) -> None:
         """Log one line a batch; at level debug also one line a message, never its content."""
         files = refused = 0
-        for applied in batch:
-            if (inbound := applied.plan.inbound) is not None:
+        for plan in batch:
+            if (inbound := plan.inbound) is not None:
                 files += 1
                 refused += inbound.refusal is not None
         self._log(
@@ -352,17 +326,18 @@ class PlanExecutor(Part):
             files=files,
             deliveries=deliveries,
             refused=refused,
-            first_ids=[applied.plan.message_id for applied in batch[:SHOWN_IDS]],
+            first_ids=[plan.message_id for plan in batch[:SHOWN_IDS]],
         )
-        for applied in batch if self._is_verbose else ():
+        for plan in batch if self._is_verbose else ():
+            deliveries_of = [(file.message_id, to) for file in plan.files for to in file.recipients]
             self._log(
-                "Refused a message" if applied.plan.refusal else "Processed a message",
+                "Refused a message" if plan.refusal else "Processed a message",
                 action="deliver_message",
                 level="debug",
-                message_id=applied.plan.message_id,
-                agent=applied.plan.subject.agent,
-                recipients=[name for file in applied.files for name in file.recipients],
-                held=[recipient for _, recipient in applied.undelivered],
+                message_id=plan.message_id,
+                agent=plan.subject.agent,
+                recipients=[name for _, name in deliveries_of],
+                held=[key[1] for key in deliveries_of if key in missed],
             )
 
 

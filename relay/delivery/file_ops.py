@@ -117,11 +117,10 @@ def _create(dirs: Dirs, recipient: str, name: str, data: bytes) -> None:
         fsio.create(name, data, pending)
 
 
-def unstage(dirs: Dirs, message_id: str, recipients: Iterable[str]) -> None:
-    """Remove staged files; missing ones are skipped, and an inaccessible one stops no other."""
-    for recipient in recipients:
-        with contextlib.suppress(OSError, UnsafePath):
-            fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
+def unstage(dirs: Dirs, message_id: str, recipient: str) -> None:
+    """Remove a staged file, unless it is missing or out of reach."""
+    with contextlib.suppress(OSError, UnsafePath):
+        fsio.remove(message_id + MSG_SUFFIX, dirs.get("agents", recipient, "inbox", PENDING))
 
 
 def deliver(dirs: Dirs, message_id: str, recipient: str, *, again: bool = False) -> str:

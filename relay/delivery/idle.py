@@ -106,7 +106,7 @@ class IdleNotices(Part):
                 self._log(
                     f"Told {', '.join(sorted(recipients))} about an idle agent",
                     action="idle_notice",
-                    message_id=executed.plan.message_id,
+                    message_id=executed.message_id,
                 )
 
     def _live_sessions(self) -> dict[str, Session]:

@@ -297,8 +297,8 @@ class Dispatcher(Part):
             self._intake.add(found.agent, found.file_name, renamed=True)
         self._jobs += result.jobs
         keys_changed = False
-        for applied in result.executed:
-            if (effects := applied.effects) is not NO_EFFECTS:
+        for plan in result.executed:
+            if (effects := plan.effects) is not NO_EFFECTS:
                 keys_changed |= effects.key is not None
                 self._has_process_requests |= bool(effects.requests)
                 if effects.idle:

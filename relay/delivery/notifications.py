@@ -158,7 +158,7 @@ class Notifier(Part):
 
     def _execute(self, plans: list[Plan]) -> ExecutionResult:
         if not plans:
-            return ExecutionResult([], [], [], [])
+            return ExecutionResult()
         with self._home.dirs() as dirs:
             return self._executor.execute_own(dirs, plans)
 
@@ -204,7 +204,7 @@ class Reminders(Part):
     def settle(self, result: ExecutionResult) -> None:
         """Log the reminders."""
         for executed in result.executed:
-            for reminder in executed.plan.changes.reminders:
+            for reminder in executed.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
                     continue
                 word = "Reminded {} of" if reminder.due_ms else "Gave up on {} for"
@@ -289,8 +289,9 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         messages.append(
             system_message(subject, message.sender, Kind.NOTIFICATION, text, key, count)
         )
-    changes = DeliveryChanges(reminders=tuple(reminders))
-    return Plan(subject, messages=tuple(messages), changes=changes)
+    return Plan(
+        subject, messages=tuple(messages), changes=DeliveryChanges(reminders=tuple(reminders))
+    )
 
 
 def _end_of_request(

@@ -281,7 +281,12 @@ def _plan_deliveries(
         number = stored.id if stored else 0
         files = (OutgoingFile(inbound.file.message_id, number, data, tuple(targets)),)
     if absent or messages:
-        changes = DeliveryChanges(bounced=absent)
+        number, message_id = stored.id if stored else 0, inbound.file.message_id
+        ended = [
+            OverdueDelivery(number, message_id, name, 1, DeliveryState.BOUNCED, why)
+            for name, why in absent.items()
+        ]
+        changes = DeliveryChanges(tuple(ended))
         plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
     return replace(plan, files=files) if files else plan
 

@@ -7,7 +7,7 @@ recovery finds a claimed row whose file is in the archive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from relay.base.clock import NS_PER_S
@@ -22,8 +22,8 @@ from relay.delivery.values import (
     NO_EFFECTS,
     OUTBOX,
     Answer,
-    Applied,
     Inbound,
+    Missed,
     OutboxFile,
     Plan,
     Row,
@@ -78,27 +78,29 @@ class LedgerWriter(Part):
     def record(
         self,
         dirs: Dirs,
-        batch: list[Applied],
+        batch: list[Plan],
+        missed: Missed,
         without_event: list[DeliveryFacts],
     ) -> list[OutboxFile]:
         """Record a batch, and archive its originals.
 
+        ``missed``: what could not be put into an inbox, and why.
         ``without_event``: rows of which no event speaks, as of messages that have left the store.
         Returns files that were put in the place of others meanwhile: they are to be read.
         """
         replaced: list[OutboxFile] = []
-        plain: list[Applied] = []
-        rest: list[Applied] = []
-        for applied in batch:
-            plan, inbound = applied.plan, applied.plan.inbound
+        plain: list[Plan] = []
+        rest: list[Plan] = []
+        for plan in batch:
+            inbound = plan.inbound
             if inbound is None:
                 continue
             # The effects of a command, and the incidents of a refusal, are in the ledger alone:
             # after a crash they are made again of the file, which is in the outbox until then.
             is_in_journal = inbound.refusal is None and plan.command is None
-            (plain if is_in_journal else rest).append(applied)
+            (plain if is_in_journal else rest).append(plan)
         paths = self._archive_all(dirs, plain, replaced)
-        self.write(partial(self._record, batch, without_event, paths))
+        self.write(partial(self._record, batch, missed, without_event, paths))
         if rest:
             self._record_paths(rest, self._archive_all(dirs, rest, replaced))
         return replaced
@@ -110,7 +112,8 @@ class LedgerWriter(Part):
 
     def _record(
         self,
-        batch: list[Applied],
+        batch: list[Plan],
+        missed: Missed,
         without_event: list[DeliveryFacts],
         paths: dict[str, str | None],
     ) -> None:
@@ -120,14 +123,15 @@ class LedgerWriter(Part):
         done: list[str] = []
         held: list[DeliveryFacts] = []
         late = [*without_event]
-        for applied in batch:
-            inbound, plan = applied.plan.inbound, applied.plan
+        for plan in batch:
+            inbound = plan.inbound
             if plan.answer is not None:
                 late += self._late_answer(plan, plan.answer)
-            if applied.undelivered or applied.held:
-                held += self._held(applied, now)
-            if applied.effects is not NO_EFFECTS:
-                self._record_effects(applied, now)
+            held += plan.changes.held
+            if missed:
+                held += _held(plan, missed, now)
+            if plan.effects is not NO_EFFECTS:
+                self._record_effects(plan, now)
             if inbound is not None:
                 senders.add(inbound.file.agent)
                 if inbound.refusal is None:
@@ -143,9 +147,9 @@ class LedgerWriter(Part):
         if senders:
             ledger.agents.mark_seen(senders, now)
 
-    def _record_paths(self, batch: list[Applied], paths: dict[str, str | None]) -> None:
+    def _record_paths(self, batch: list[Plan], paths: dict[str, str | None]) -> None:
         """Record originals that were archived after their batch was recorded."""
-        refused = {applied.plan.message_id for applied in batch if applied.plan.refusal}
+        refused = {plan.message_id for plan in batch if plan.refusal}
         with self._ledger.transaction():
             self._ledger.archive(
                 [pair for pair in paths.items() if pair[0] not in refused], self._clock.now_ns()
@@ -159,12 +163,12 @@ class LedgerWriter(Part):
             )
 
     def _archive_all(
-        self, dirs: Dirs, batch: list[Applied], replaced: list[OutboxFile]
+        self, dirs: Dirs, batch: list[Plan], replaced: list[OutboxFile]
     ) -> dict[str, str | None]:
         """Move originals to the archive; the new paths of those with a row, None if it is gone."""
         paths: dict[str, str | None] = {}
-        for applied in batch:
-            inbound = applied.plan.inbound
+        for plan in batch:
+            inbound = plan.inbound
             if inbound is None:
                 continue
             try:
@@ -213,17 +217,6 @@ class LedgerWriter(Part):
             with self._ledger.transaction():
                 self._ledger.agents.add_incidents(over, self._clock.now_ns())
 
-    def _held(self, applied: Applied, now: int) -> list[DeliveryFacts]:
-        """Deliveries that are tried later: their inbox could not be written, or they wait."""
-        held = [*applied.held]
-        for file in applied.files:
-            due = now + (file.pause_s or FIRST_PAUSE_S) * NS_PER_S
-            for name in file.recipients:
-                why = applied.undelivered.get((file.message_id, name))
-                if why is not None:
-                    held.append(held_delivery(file.message_id, name, why, due))
-        return held
-
     def _late_answer(self, plan: Plan, answer: Answer) -> list[DeliveryFacts]:
         """The row of an answer to a message that has left the store: no event speaks of it."""
         if answer.original.id in self._store.state.deliveries:
@@ -240,8 +233,8 @@ class LedgerWriter(Part):
             deliveries.set_obligations([ObligationFacts(message_id, sender, "answered")])
         return [acked]
 
-    def _record_effects(self, applied: Applied, now: int) -> None:
-        effects, agents, processes = applied.effects, self._ledger.agents, self._ledger.processes
+    def _record_effects(self, plan: Plan, now: int) -> None:
+        effects, agents, processes = plan.effects, self._ledger.agents, self._ledger.processes
         if effects.requests or effects.closed_intents or effects.process is not None:
             processes.add_operations([request.intent for request in effects.requests], now)
             processes.close_operations(effects.closed_intents, now)
@@ -254,6 +247,15 @@ class LedgerWriter(Part):
         if effects.key is not None:
             agents.set_public_keys([effects.key], now)
         if effects.status_note is not None:
-            agents.set_note(applied.plan.subject.agent, effects.status_note, now)
+            agents.set_note(plan.subject.agent, effects.status_note, now)
         if effects.status_change is not None:
             agents.set_status(*effects.status_change, now)
+
+
+def _held(plan: Plan, missed: Missed, now: int) -> Iterator[DeliveryFacts]:
+    """The deliveries of a plan that are tried later, as their inbox could not be written."""
+    for file in plan.files:
+        due = now + (file.pause_s or FIRST_PAUSE_S) * NS_PER_S
+        for name in file.recipients:
+            if (why := missed.get((file.message_id, name))) is not None:
+                yield held_delivery(file.message_id, name, why, due)

@@ -208,11 +208,9 @@ class RetryQueue(Part):
 
     def settle(self, result: ExecutionResult) -> None:
         """Log what was delivered again or given up."""
-        for applied in result.executed:
-            for file in applied.files:
-                reached = [
-                    r for r in file.recipients if (file.message_id, r) not in applied.undelivered
-                ]
+        for plan in result.executed:
+            for file in plan.files:
+                reached = [r for r in file.recipients if (file.message_id, r) not in result.missed]
                 if file.attempt and reached:
                     self._log(
                         f"Delivered again, attempt {file.attempt}: no acknowledgment",
@@ -220,7 +218,7 @@ class RetryQueue(Part):
                         message_id=file.message_id,
                         recipients=reached,
                     )
-            for ended in applied.plan.changes.ended:
+            for ended in plan.changes.ended:
                 self._log(
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -257,9 +256,9 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
 class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
     """Changes of deliveries beside those that files are written for."""
 
-    bounced: Mapping[str, str] = {}  # recipients of the plan's message that are gone -> why
     ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
     reminders: tuple[Reminder, ...] = ()
+    held: tuple[DeliveryFacts, ...] = ()  # not made yet
 
 
 class Cancellation(NamedTuple):
@@ -319,7 +318,11 @@ class ControlReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """Everything that one message, or one event of the relay's own, causes."""
+    """Everything that one message, or one event of the relay's own, causes.
+
+    ``PlanApplier.apply`` completes it: numbers, the files of ``messages``, what is held, and the
+    effects of its command.
+    """
 
     subject: Subject
     inbound: Inbound | None = None  # None: the relay's own; refused, it goes to rejected/
@@ -342,17 +345,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         """The id of the message that it is about; empty: none."""
         return self.subject.message_id
 
-
-class Applied(msgspec.Struct, frozen=True, gc=False):
-    """A plan, and what the store made of it."""
-
-    plan: Plan
-    files: tuple[OutgoingFile, ...]
-    held: tuple[DeliveryFacts, ...]
-    effects: Effects
-    undelivered: Mapping[tuple[str, str], str] = {}  # (id, recipient) -> why
-
     @property
     def system_ids(self) -> list[str]:
-        """Ids of the relay's own messages."""
+        """Ids of the relay's own messages that are written with it."""
         return [file.message_id for file in self.files if file.is_own]
+
+
+Missed = dict[tuple[str, str], str]  # message id, recipient -> why it is not in its inbox

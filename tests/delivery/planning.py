@@ -16,7 +16,7 @@ from relay.delivery.apply import PlanApplier
 from relay.delivery.control import Orchestrator
 from relay.delivery.part import Resources
 from relay.delivery.plan import plan_file
-from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
+from relay.delivery.values import Inbound, OutboxFile, Plan
 from relay.engine.engine import Engine
 from tests.engine.support import NOW_S, relay_engine
 from tests.fakes import FakeClock
@@ -61,7 +61,7 @@ class Table:
         assert self.store.sequence == sequence  # planning changes nothing
         return plan
 
-    def decide(self, text: str, *args: Any, **kwargs: Any) -> Applied:
+    def decide(self, text: str, *args: Any, **kwargs: Any) -> Plan:
         """Plan it, and apply the plan to the store."""
         return self.writer.apply(self.plan(text, *args, **kwargs))
 

@@ -118,7 +118,7 @@ def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
     made = talk.plan("TO: *\n\nhi", directory=directory)
     assert made.draft is not None and made.draft.route.recipients == ("operator",)
     made = talk.plan("TO: #team\n\nhi", directory=directory)
-    assert dict(made.changes.bounced) == {"bob": "bob is retired"}
+    assert {one.recipient: one.reason for one in made.changes.ended} == {"bob": "bob is retired"}
     assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
 
 
@@ -136,10 +136,10 @@ def test_a_message_beyond_max_pending_is_stored_and_held(talk: Table) -> None:
     channel = talk.store.channels.find_by_name("team")
     assert channel is not None
     talk.store.channels.configure(channel.id, max_pending=1)
-    assert talk.decide("TO: #team\n\nfirst").held == ()
+    assert talk.decide("TO: #team\n\nfirst").changes.held == ()
     second = talk.decide("TO: #team\nTTL: 5\n\nsecond")
     assert second.files == ()
-    assert [(one.recipient, one.due_at - AT_NS) for one in second.held] == [
+    assert [(one.recipient, one.due_at - AT_NS) for one in second.changes.held] == [
         ("bob", 5 * 10**9 + 1),
         ("carol", 5 * 10**9 + 1),
     ]
@@ -170,7 +170,7 @@ def test_a_message_under_the_id_of_an_answer_carries_nothing_out(talk: Table) ->
     facts = {"file": OutboxFile("bob", f"{taken}.msg", taken, 9, AT_NS, 51)}
     talk.writer.apply(talk.plan("TO: alice\n\ncompleted", "bob", **facts))
     done = talk.decide(command, "bob", number=50)
-    assert not done.plan.is_carried_out and done.effects.status_change is None
+    assert not done.is_carried_out and done.effects.status_change is None
     (said,) = done.files
     assert said.message_id != taken and b"is for operator and the lead" in said.data
 

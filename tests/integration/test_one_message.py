@@ -9,7 +9,7 @@ from types import FrameType
 
 from relay.base.message import MessageFile
 from relay.delivery.intake_queue import Hint
-from relay.delivery.values import Applied, Inbound, OutboxFile, Plan
+from relay.delivery.values import Inbound, OutboxFile, Plan
 from tests.box import Box
 
 PROJECT = Path(__file__).parents[2]
@@ -57,8 +57,8 @@ def test_it_becomes_few_values_of_few_fields() -> None:
     page = (PROJECT / "docs" / "architecture.md").read_text()
     table = page.split("## One message\n", 1)[1].split("\n## ", 1)[0]
     values = re.findall(r"^\| `(\w+)` \| ", table, re.M)
-    known = [Hint, OutboxFile, MessageFile, Inbound, Plan, Applied]
+    known = [Hint, OutboxFile, MessageFile, Inbound, Plan]
     assert [one for one in values if one != "Message"] == [one.__name__ for one in known]
     assert len(values) <= MOST_VALUES
-    for one in (Inbound, Plan, Applied):
+    for one in (Inbound, Plan):
         assert len(one.__struct_fields__) <= MOST_FIELDS

@@ -12,7 +12,7 @@ from relay.base.config import Config, DetectionSettings
 from relay.base.watcher import InotifyWatcher
 from relay.delivery import loop
 from relay.delivery.apply import PlanApplier
-from relay.delivery.values import Applied, Plan
+from relay.delivery.values import Plan
 from tests.box import Box
 
 
@@ -137,7 +137,7 @@ def test_what_takes_long_gives_way_to_another_agent(
     monkeypatch.setattr(loop, "PART_BYTES", part_bytes)
     apply = PlanApplier.apply
 
-    def slow(applier: PlanApplier, plan: Plan) -> Applied:
+    def slow(applier: PlanApplier, plan: Plan) -> Plan:
         box.clock.advance(0.2)  # of the 0.25 s of a batch
         return apply(applier, plan)
 
