@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from relay.acomm.model import Message
 from relay.agents import status
@@ -285,61 +284,42 @@ def archive_folder(row: MessageRow) -> tuple[str, ...]:
     return ("archive", iso_date(row.discovered_at), row.agent_name)
 
 
-class _Decisions(NamedTuple):
-    """Decisions about the open rows."""
-
-    requeued: list[tuple[str, str]]  # the files of those that begin again
-    again: list[str]
-    completed: list[str]
-    archived: list[tuple[str, str | None]]
-    own: list[str]
-    disappeared: list[tuple[str, Refusal]]
-
-
 def _resolve_rows(
     files: _Files, ledger: Ledger, store: Engine, rows: list[MessageRow], now: int
 ) -> list[tuple[str, str]]:
-    """Settle every open row; returns the files to process again."""
-    decisions = _Decisions([], [], [], [], [], [])
+    """Settle every open row by where its file is; returns the files to process again."""
+    requeued, archived = list[tuple[str, str]](), list[tuple[str, str | None]]()
+    again, completed, disappeared = list[str](), list[str](), list[tuple[str, Refusal]]()
     reached = ledger.deliveries.rows(row.message_id for row in rows)
     for row in rows:
-        if row.agent_name != ORCHESTRATOR:
-            _resolve_row(files, row, decisions, is_reached=bool(reached.get(row.message_id)))
-        # Delivered, it is at its end; what it answers makes it again where the store lacks it.
-        elif (
-            row.message_id in reached or store.messages.find_by_relay_id(row.message_id) is not None
-        ):
-            decisions.own.append(row.message_id)
+        message_id, name = row.message_id, row.message_id + MSG_SUFFIX
+        is_reached = message_id in reached
+        if row.agent_name == ORCHESTRATOR:
+            # Delivered, it is at its end; what it answers makes it again where the store lacks it.
+            if is_reached or store.messages.find_by_relay_id(message_id) is not None:
+                archived.append((message_id, None))
+            continue
+        in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
+        if in_outbox:
+            if row.status != "completed":
+                again.append(message_id)
+            requeued.append((row.agent_name, name))
+        elif in_archive or (in_outbox is False and (row.status == "completed" or is_reached)):
+            completed.append(message_id)
+            if in_archive is not None:
+                path = "/".join([*archive_folder(row), name]) if in_archive else None
+                archived.append((message_id, path))
+        elif in_outbox is None or in_archive is None:  # no evidence: it may be there
+            again.append(message_id)
+        else:
+            disappeared.append((message_id, DISAPPEARED))
     with ledger.transaction():
-        ledger.reset(decisions.again)
-        ledger.fail(decisions.disappeared, now)
-        ledger.claim(decisions.completed)
-        ledger.complete(decisions.completed, now)
-        ledger.archive(
-            decisions.archived + [(message_id, None) for message_id in decisions.own], now
-        )
-    return decisions.requeued
-
-
-def _resolve_row(
-    files: _Files, row: MessageRow, decisions: _Decisions, *, is_reached: bool
-) -> None:
-    """Settle one row that has a file."""
-    name = row.message_id + MSG_SUFFIX
-    in_outbox, in_archive = files.in_outbox(row), files.in_archive(row)
-    if in_outbox:
-        if row.status != "completed":
-            decisions.again.append(row.message_id)
-        decisions.requeued.append((row.agent_name, name))
-    elif in_archive or (in_outbox is False and (row.status == "completed" or is_reached)):
-        decisions.completed.append(row.message_id)
-        if in_archive is not None:
-            path = "/".join([*archive_folder(row), name]) if in_archive else None
-            decisions.archived.append((row.message_id, path))
-    elif in_outbox is None or in_archive is None:  # no evidence: it may be there
-        decisions.again.append(row.message_id)
-    else:
-        decisions.disappeared.append((row.message_id, DISAPPEARED))
+        ledger.reset(again)
+        ledger.fail(disappeared, now)
+        ledger.claim(completed)
+        ledger.complete(completed, now)
+        ledger.archive(archived, now)
+    return requeued
 
 
 def _restore_originals(

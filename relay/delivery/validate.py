@@ -207,15 +207,10 @@ class Claimer(Part):
                     # the row of an accepted message keeps the facts that the journal has
                     if self._store.messages.find_by_relay_id(row.message_id) is None:
                         changed.append(found.facts())
-        mine: set[str] = set()
         if again:
             self._ledger.update_facts(changed)
-            mine = self._ledger.claim(again)
-        return [
-            inbound
-            for inbound in admitted
-            if inbound.row is not Row.REPEATED or inbound.file.message_id in mine or inbound.refusal
-        ]
+            self._ledger.claim(again)
+        return admitted
 
     def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:
         """Compare a file with the row of its id; None if it is not processed now."""
