@@ -35,9 +35,8 @@ from relay.daemon.search_filler import SearchFiller
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.delivery.part import Resources
-from relay.engine.archives import Roller, RollPolicy
+from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
-from relay.engine.engine import Engine
 from relay.journal.tier_plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import wal
@@ -135,7 +134,7 @@ class Session:
             self.dispatcher = Dispatcher(
                 given,
                 flusher=self.flusher,
-                roller=make_roller(store, config, clock, executors.flush, wake),
+                roller=Roller(store.archives, config.store, clock, executors.flush, wake),
                 roster=Roster(home, self.watcher, config.lead, log),
                 metrics=self.status.metrics,
             )
@@ -364,23 +363,6 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
             ("started_at", now),
         ):
             ledger.set_state(key, str(value), now)
-
-
-def make_roller(
-    store: Engine,
-    config: Config,
-    clock: Clock,
-    executor: Executor,
-    wake: Callable[[], None] = lambda: None,
-) -> Roller:
-    """The roller, which moves final messages from a relay's store into its archives."""
-    settings = config.store
-    policy = RollPolicy(
-        after_s=settings.roll_after_s,
-        messages=settings.roll_messages,
-        live_messages=settings.active_messages // 2,
-    )
-    return Roller(store.archives, policy, clock, executor, wake)
 
 
 def make_flusher(

@@ -28,7 +28,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
 
 import msgspec
 
@@ -42,6 +41,7 @@ from relay.acomm.model import (
     StoreFile,
 )
 from relay.base.clock import NS_PER_S, Clock, iso_date
+from relay.base.config import StoreSettings
 from relay.base.errors import (
     MessageNotFound,
     RelayError,
@@ -279,15 +279,8 @@ ROLLED_RECORD_BYTES = 128  # of a message, besides its content
 DAY_S = 86_400
 
 
-class RollPolicy(NamedTuple):
-    """When messages are rolled, and how many into one archive."""
-
-    after_s: int = 3_600  # since they were sent: most answers have arrived by then
-    messages: int = 10_000  # fewer wait, up to a day: small archives are many files
-    most_messages: int = 100_000
-    most_bytes: int = 64 << 20  # of content and records, uncompressed
-    live_messages: int = 50_000  # above this, final messages are rolled however young
-
+MOST_ROLLED = 100_000  # messages in one archive
+MOST_ROLLED_BYTES = 64 << 20  # of content and records, uncompressed
 
 _WrittenArchive = tuple[ArchiveInfo, tuple[int, ...]]  # and the numbers of its messages
 
@@ -298,7 +291,7 @@ class Roller:
     def __init__(
         self,
         archives: Archives,
-        policy: RollPolicy,
+        settings: StoreSettings,
         clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
@@ -307,7 +300,7 @@ class Roller:
         assert archives.files is not None
         self._files = archives.files
         self._state = archives.state
-        self._policy = policy
+        self._settings = settings
         self._clock = clock
         self._executor = executor
         self._wake = wake
@@ -341,7 +334,7 @@ class Roller:
             self._start_scan()
 
     def _is_pressed(self) -> bool:
-        pressed = len(self._state.messages) > self._policy.live_messages
+        pressed = len(self._state.messages) > self._settings.active_messages // 2
         return pressed and not self._pressed  # once a pause: what is not final stays
 
     def _start_scan(self) -> None:
@@ -355,7 +348,7 @@ class Roller:
     def _scan(self) -> None:
         state = self._state
         now_s = self._clock.now_ns() // NS_PER_S
-        limit_s = now_s - (0 if self._pressed else self._policy.after_s)
+        limit_s = now_s - (0 if self._pressed else self._settings.roll_after_s)
         for _ in range(min(SCAN_BATCH, len(self._unscanned))):
             number = self._unscanned.pop()
             message = state.messages.get(number)
@@ -370,10 +363,7 @@ class Roller:
                 continue
             self._final.append(message.id)
             self._bytes += len(message.content) + ROLLED_RECORD_BYTES
-            if (
-                len(self._final) >= self._policy.most_messages
-                or self._bytes >= self._policy.most_bytes
-            ):
+            if len(self._final) >= MOST_ROLLED or self._bytes >= MOST_ROLLED_BYTES:
                 self._unscanned = []
                 break
         if not self._unscanned and self._is_enough():
@@ -384,7 +374,7 @@ class Roller:
         if first is None:
             return False
         is_old = first.created_at <= self._clock.now_ns() // NS_PER_S - DAY_S
-        return self._pressed or is_old or len(self._final) >= self._policy.messages
+        return self._pressed or is_old or len(self._final) >= self._settings.roll_messages
 
     def _messages(self, numbers: Iterable[int]) -> Iterator[Message]:
         """The final messages, without those removed meanwhile."""

@@ -16,8 +16,9 @@ from relay.base.config import Config
 from relay.base.home import Home
 from relay.base.names import EVERYONE_CHANNEL, ORCHESTRATOR, direct_channel_name
 from relay.daemon.opening import open_store
-from relay.daemon.session import make_flusher, make_roller
+from relay.daemon.session import make_flusher
 from relay.engine import events, rules
+from relay.engine.archives import Roller
 from relay.engine.checkpoint import InlineExecutor
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
@@ -45,7 +46,7 @@ class Engine:
         opened = open_store(home, config, clock, _warn)
         self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
         self._written = 0  # events since the last commit
-        self._roller = make_roller(self._store, config, clock, InlineExecutor())
+        self._roller = Roller(self._store.archives, config.store, clock, InlineExecutor())
         self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
 
     @property

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from relay.acomm import store_file
 from relay.acomm.model import (
@@ -20,28 +21,31 @@ from relay.acomm.model import (
     SortField,
     SortOrder,
 )
+from relay.base.config import StoreSettings
 from relay.base.errors import FormatError
 from relay.engine import archives
 from relay.engine.archive_files import ArchiveFiles
-from relay.engine.archives import Roller, RollPolicy
+from relay.engine.archives import Roller
 from relay.engine.checkpoint import InlineExecutor, state_of
 from relay.engine.engine import Engine
 from relay.engine.state import State
 from tests.engine.support import BY_FILES, accept
 from tests.fakes import FakeClock
 
-POLICY = RollPolicy(after_s=60, messages=4, most_messages=100, live_messages=1000)
+SETTINGS = StoreSettings(roll_after_s=60, roll_messages=4, active_messages=2000)
 KEY = bytes(range(32))
 
 
 class Scene:
     """A store whose owner delivers, and what rolls it; a clock to turn."""
 
-    def __init__(self, folder: Path, policy: RollPolicy = POLICY, key: bytes | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: StoreSettings = SETTINGS, key: bytes | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.folder = folder
         self.key = key
-        self.policy = policy
+        self.settings = settings
         self.open()
         self.channel = self.store.channels.create("c", ChannelType.GROUP, "a")
         self.store.channels.join(self.channel.id, "b")
@@ -51,7 +55,7 @@ class Scene:
         self.store = Engine(
             self.clock, state, rules=BY_FILES, archive_files=files, keeps_events=True
         )
-        self.roller = Roller(self.store.archives, self.policy, self.clock, InlineExecutor())
+        self.roller = Roller(self.store.archives, self.settings, self.clock, InlineExecutor())
 
     def reopened(self) -> None:
         """Written, and loaded again."""
@@ -135,7 +139,7 @@ def test_few_wait_for_more_and_a_day_at_most(scene: Scene) -> None:
 
 
 def test_under_pressure_age_does_not_matter(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "archive", POLICY._replace(live_messages=10))
+    scene = Scene(tmp_path / "archive", replace(SETTINGS, active_messages=20))
     for n in range(10):
         scene.send(str(n))
     scene.roll()
@@ -146,7 +150,7 @@ def test_under_pressure_age_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_one_sent_while_the_clock_was_ahead_holds_up_no_other(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, POLICY._replace(live_messages=10))
+    scene = Scene(tmp_path, replace(SETTINGS, active_messages=20))
     scene.clock.jump(864_000)
     scene.send("its time is in ten days")
     scene.clock.jump(-864_000)
@@ -160,8 +164,8 @@ def test_one_sent_while_the_clock_was_ahead_holds_up_no_other(tmp_path: Path) ->
     assert list(scene.store.state.messages) == []
 
 
-def test_so_many_in_one_archive(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "archive", POLICY._replace(most_messages=4))
+def test_so_many_in_one_archive(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MOST_ROLLED", 4)
     for n in range(10):
         scene.send(str(n))
     for _ in range(3):
