@@ -149,7 +149,7 @@ def move(
     one is verified and, in Tier 0, two checkpoints cover the segment. To Tier 0 they are restored
     from the nearest tier that has them; one with a damaged file there only if it is given.
     """
-    from relay.daemon.journal_commands import carry_out
+    from relay.daemon.home_journal import carry_out
     from relay.journal.manifest_reader import read_manifest
     from relay.journal.tier_plan import JournalCommand, check_segments
 
@@ -242,7 +242,7 @@ def prune(
     Only segments that two checkpoints cover are deleted; the older checkpoint is first kept as
     store/base.acomm. --keep-age and --keep-bytes replace both limits of config.json.
     """
-    from relay.daemon.journal_commands import carry_out, retention
+    from relay.daemon.home_journal import carry_out, retention
     from relay.journal.tier_plan import PRUNE, JournalCommand
 
     place = _place(ctx, caller["home"], objects)
@@ -267,14 +267,12 @@ def prune(
 
 def _plan(place: _Place, policy: TierPolicy, as_json: bool) -> int:
     """Show what a prune would do, by the manifest; changes nothing."""
-    from relay.daemon import journal_commands
+    from relay.daemon import home_journal
     from relay.journal.manifest_reader import read_manifest
 
     entries = list(read_manifest(place.stream_dir, _warn).catalog.entries.values())
-    below = min(
-        journal_commands.safe_offset(place.home), journal_commands.prunable_below(place.home)
-    )
-    jobs = journal_commands.prunes(entries, policy, place.clock, below)
+    below = min(home_journal.safe_offset(place.home), home_journal.prunable_below(place.home))
+    jobs = home_journal.prunes(entries, policy, place.clock, below)
     for job in jobs:
         facts = {"segment": job.entry.segment_id, "would": "prune", "why": job.why}
         say(f"would {job}", facts, as_json)
@@ -323,7 +321,7 @@ class _Place(NamedTuple):
 
     @property
     def stream_dir(self) -> str:
-        from relay.daemon.opening import stream_dir
+        from relay.daemon.home_journal import stream_dir
 
         return stream_dir(self.home)
 
@@ -333,7 +331,7 @@ class _Place(NamedTuple):
 
     def policy(self) -> TierPolicy:
         """The policy of config.json, with --objects."""
-        from relay.daemon.opening import tier_policy
+        from relay.daemon.home_journal import tier_policy
 
         return tier_policy(self.home, self.config, self.objects)
 
@@ -352,7 +350,7 @@ def _place(ctx: click.Context, home: str | None, objects: str = "") -> _Place:
 @contextmanager
 def _opened(place: _Place) -> Iterator[tuple[Journal, Tiers]]:
     """Open the journal and its tiers, with the home's lock held. Errors: AlreadyRunning."""
-    from relay.daemon.opening import open_journal
+    from relay.daemon.home_journal import open_journal
     from relay.journal.manifest_reader import checkpoint_offsets
 
     with ExitStack() as held:

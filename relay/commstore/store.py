@@ -43,8 +43,8 @@ from relay.base.errors import RelayError, ValidationFailed
 from relay.commstore.queues import Queues, Redelivery
 from relay.commstore.writer import FileWriter, one_thread_at_a_time
 from relay.engine import rules
-from relay.engine.checkpoint import FlushPolicy, load_state, state_of
-from relay.engine.engine import Engine, StoreStats
+from relay.engine.checkpoint import FlushPolicy
+from relay.engine.engine import Engine, StoreStats, load_state, state_of
 from relay.engine.messages import NewMessage
 from relay.engine.query import QueryResult
 from relay.engine.rules import DEFAULT_LIMITS, Limits

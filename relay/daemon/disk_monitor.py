@@ -16,7 +16,7 @@ from relay.base.names import OPERATOR
 from relay.base.text import format_size
 from relay.daemon.status import SharedStatus, pause_reason
 from relay.delivery.loop import Dispatcher
-from relay.delivery.part import Part, Resources
+from relay.delivery.values import Part, Resources
 
 EPISODE = "disk_alert"  # in orchestrator_state: begin of the episode, NOTIFIED appended; or empty
 NOTIFIED = " told"

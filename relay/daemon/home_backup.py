@@ -43,7 +43,8 @@ from relay.base.home import (
 )
 from relay.base.names import message_id_of
 from relay.daemon import ledger_backup
-from relay.daemon.opening import open_store_readonly, store_key, stream_dir
+from relay.daemon.home_journal import stream_dir
+from relay.daemon.opening import open_store_readonly, store_key
 from relay.delivery import reads
 from relay.delivery.projection import Projection
 from relay.engine.engine import Engine

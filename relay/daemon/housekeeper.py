@@ -25,8 +25,7 @@ from relay.base.message import Kind
 from relay.base.text import plural
 from relay.daemon import prune
 from relay.daemon.prune import Pruned
-from relay.delivery.part import Part, Resources
-from relay.delivery.values import Pack, Prune, Subject
+from relay.delivery.values import Pack, Part, Prune, Resources, Subject
 from relay.ledger import file as ledger_file
 from relay.ledger.file import open_readonly
 from relay.ledger.ledger import Ledger

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,18 +32,16 @@ from relay.base.errors import (
     VersionError,
 )
 from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, TOP_DIRS, Home
+from relay.daemon.home_journal import CoveredOffsets, open_journal, stream_dir
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
-from relay.engine.checkpoint import load_state
-from relay.engine.engine import Engine
+from relay.engine.engine import Engine, load_state
 from relay.engine.events import Event, EventCodec, EventRecord
 from relay.engine.rules import DEFAULT_LIMITS
 from relay.engine.state import DeliveryRules, State
 from relay.journal.format import Record
 from relay.journal.journal import Journal, JournalReader
 from relay.journal.manifest_reader import checkpoint_offsets, read_manifest
-from relay.journal.segment import SegmentPolicy
-from relay.journal.tier_plan import TierPolicy
 from relay.journal.tiers import Tiers
 
 if TYPE_CHECKING:
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 Warn = Callable[[str], object]
 # Writes the rows of a piece, which ends at an offset of the journal, into the ledger.
 WritePiece = Callable[[Engine, "Projection", int], None]
-_base_lock = threading.Lock()  # a checkpoint and a prune may both write the base
 
 
 class OpenedStore(NamedTuple):
@@ -114,11 +110,6 @@ def opens(home: Home, key: bytes | None) -> bool:
 
 def _ignore(_: str) -> None:
     """Drop warnings: the caller that opens the journal gets them."""
-
-
-def stream_dir(home: Home) -> str:
-    """The folder of the store's stream."""
-    return home.path(JOURNAL, f"{STREAM_ID:020d}")
 
 
 def open_store_readonly(
@@ -236,28 +227,6 @@ def load_checkpoint(
     return _load(home, clock, config, key, None).state, ArchiveFiles(home.path(ARCHIVES), key)
 
 
-class CoveredOffsets:
-    """The offsets that checkpoints cover: tells them to the tiers, and keeps the base."""
-
-    def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
-        self._path = home.path(STORE) + PREVIOUS
-        self._base = home.path(BASE)
-        self._tiers = tiers
-        self._newest = covered
-
-    def written(self, offset: int) -> None:
-        """Note a new checkpoint; the previous one is ``.prev`` now, so both cover the journal.
-
-        If the journal is ever pruned, that one is kept as the base: with the rest of the journal it
-        is enough to rebuild the store. Errors: OSError.
-        """
-        policy = self._tiers.policy
-        if policy.keep_bytes is not None or policy.keep_age_s is not None:
-            link_base(self._path, self._base)
-        self._tiers.set_safe_offset(self._newest)
-        self._newest = offset
-
-
 class JournalReplay:
     """Replays the journal into the store and the ledger's projection."""
 
@@ -325,71 +294,8 @@ def _run_id(home: Home) -> str:
     return " ".join((boot_id(), *(str(number) for number in sorted(mounts) if number)))
 
 
-def link_base(previous: str, base: str) -> None:
-    """Keep a checkpoint as the base for a rebuild when both others are lost."""
-    temp = base + ".tmp"
-    with _base_lock, contextlib.suppress(FileNotFoundError):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp)
-        os.link(previous, temp, follow_symlinks=False)
-        os.rename(temp, base)
-        fsio.sync_dir(os.path.dirname(base))
-
-
 def _covered_offset(state: State) -> int:
     return state.journal.offset if state.journal else 0
-
-
-def tier_policy(home: Home, config: Config, objects: str) -> TierPolicy:
-    """The tiers' settings; ``objects`` replaces the configured object store, which may be a
-    path below the home."""
-    settings = config.journal
-    if not objects and settings.objects:
-        is_url = "://" in settings.objects
-        objects = settings.objects if is_url else home.path(os.path.expanduser(settings.objects))
-    return TierPolicy(
-        settings.compress_segments,
-        settings.compress_after_s,
-        objects,
-        settings.local_mib << 20,
-        settings.local_age_s,
-        settings.keep_mib << 20 or None,
-        settings.keep_age_s or None,
-    )
-
-
-def open_journal(
-    held: contextlib.ExitStack,
-    home: Home,
-    config: Config,
-    clock: Clock,
-    warn: Warn,
-    *,
-    epoch: int = 0,
-    known: int = 0,
-    covered: int = 0,
-    objects: str = "",
-) -> tuple[Journal, Tiers]:
-    """Open a home's journal for writing, with its tiers; ``held`` closes it.
-
-    ``known``: its length, as others know it. ``covered``: offset that the newest checkpoint covers.
-    ``objects``: the object store, if not the configured one. Errors: those of ``Journal.open``;
-    RelayError when S3 is asked for and not installed.
-    """
-    settings = config.journal
-    journal = Journal.open(
-        stream_dir(home),
-        STREAM_ID,
-        clock,
-        SegmentPolicy(settings.segment_bytes),
-        warn,
-        epoch=epoch,
-        at_least=known,
-        covered=covered,
-    )
-    held.callback(journal.close)
-    policy = tier_policy(home, config, objects)
-    return journal, Tiers(journal.manifest, STREAM_ID, policy, clock, warn)
 
 
 def _load(home: Home, clock: Clock, config: Config, key: bytes | None, warn: Warn | None) -> Engine:

@@ -42,9 +42,9 @@ from relay.daemon.opening import OpenedStore
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
-from relay.delivery.part import Resources
 from relay.delivery.projection import Projection, deliveries_of, facts_of
 from relay.delivery.retry import ACCEPTED
+from relay.delivery.values import Resources
 from relay.engine.engine import Engine
 from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts

@@ -20,7 +20,8 @@ from relay.base.config import Config
 from relay.base.errors import RelayError
 from relay.base.home import SEARCH, Home
 from relay.base.logs import LogCall
-from relay.daemon.opening import load_checkpoint, stream_dir
+from relay.daemon.home_journal import stream_dir
+from relay.daemon.opening import load_checkpoint
 from relay.engine.archive_files import Archived
 from relay.engine.events import EventCodec
 from relay.engine.messages import KIND_OF

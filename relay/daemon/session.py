@@ -28,13 +28,13 @@ from relay.base.metrics import START, STOP, WAIT
 from relay.base.watcher import POLL_MS, ScanWatcher, Watcher, WatchEvents, make_watcher
 from relay.daemon import recovery
 from relay.daemon.disk_monitor import DiskMonitor
+from relay.daemon.home_journal import run_command
 from relay.daemon.housekeeper import PAUSE_S, Housekeeper
-from relay.daemon.journal_commands import run_command
 from relay.daemon.opening import OpenedStore, open_store
 from relay.daemon.search_filler import SearchFiller
 from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
-from relay.delivery.part import Resources
+from relay.delivery.values import Resources
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.journal.tier_plan import JournalCommand

@@ -5,7 +5,7 @@
     apply, execute                   carry it out: events in memory, files, the commit
     eventlog                         the commit: events into the journal; their replay at a start
     projection, record               the ledger's rows of the events
-    part                             what each of them is given: the stores, the clock, the log
+    values                           what passes through, and what each part is given
 
 Its steps in order: docs/architecture.md. States, and what a crash leaves of each: docs/states.md.
 """

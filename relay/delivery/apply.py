@@ -35,7 +35,6 @@ from relay.base.names import ORCHESTRATOR, direct_channel_name, sha256_hex
 from relay.delivery import router
 from relay.delivery.control import Orchestrator
 from relay.delivery.file_ops import DiskFull, render_delivered
-from relay.delivery.part import Part, Resources
 from relay.delivery.plan import cancelled_notices, refuse, reply
 from relay.delivery.values import (
     Answer,
@@ -43,7 +42,9 @@ from relay.delivery.values import (
     Draft,
     Inbound,
     OutgoingFile,
+    Part,
     Plan,
+    Resources,
     Route,
     Subject,
     SystemMessage,

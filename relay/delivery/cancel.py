@@ -19,9 +19,8 @@ from relay.base.message import Kind, MessageFile, command_fields
 from relay.base.names import MSG_SUFFIX, OPERATOR, ORCHESTRATOR, message_id_of
 from relay.base.outcomes import REMOVED, is_cancelled
 from relay.delivery import file_ops
-from relay.delivery.part import Part, Resources
 from relay.delivery.reads import ReadDetector, was_taken
-from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects
+from relay.delivery.values import NO_EFFECTS, Cancellation, ControlReply, Effects, Part, Resources
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import DeliveryFacts

@@ -20,10 +20,9 @@ from relay.delivery import actions, saved_state
 from relay.delivery.cancel import Canceller
 from relay.delivery.channel_fields import filter_of
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.part import Part, Resources
 from relay.delivery.plan import notices_of_end
 from relay.delivery.saved_state import StateStore
-from relay.delivery.values import ControlReply, Effects, Subject, SystemMessage
+from relay.delivery.values import ControlReply, Effects, Part, Resources, Subject, SystemMessage
 from relay.engine import rules
 from relay.engine.engine import Engine
 from relay.reach.session import NO_SESSION, live_session

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from relay.acomm.model import Obligation
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
-from relay.delivery.part import Part, Resources
-from relay.delivery.values import MOST_PAUSE_S
+from relay.delivery.values import MOST_PAUSE_S, Part, Resources
 from relay.engine.engine import Engine
 from relay.ledger.deliveries import ObligationFacts
 

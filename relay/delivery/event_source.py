@@ -23,9 +23,9 @@ from relay.base.watcher import POLL_MS, WatchEvents
 from relay.delivery.downtime import Deadlines
 from relay.delivery.intake import Intake
 from relay.delivery.notifications import Notifier
-from relay.delivery.part import Part, Resources
 from relay.delivery.reads import GRACE_NS, ReadDetector
 from relay.delivery.reports import ReportReader
+from relay.delivery.values import Part, Resources
 from relay.reach.report import SUFFIX
 
 Folders = tuple[tuple[int, int], ...]  # inode and ctime of each

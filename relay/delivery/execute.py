@@ -29,7 +29,6 @@ from relay.delivery import file_ops
 from relay.delivery.apply import TRANSIENT_ERRORS, PlanApplier
 from relay.delivery.cancel import Canceller, is_cancel
 from relay.delivery.file_ops import DiskFull
-from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
 from relay.delivery.values import (
     Inbound,
@@ -37,8 +36,10 @@ from relay.delivery.values import (
     Missed,
     OutboxFile,
     OutgoingFile,
+    Part,
     Plan,
     Reminder,
+    Resources,
     Subject,
 )
 from relay.engine import events

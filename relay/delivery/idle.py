@@ -23,8 +23,7 @@ from relay.base.message import Kind
 from relay.delivery import plan as planning
 from relay.delivery.execute import ExecutionResult
 from relay.delivery.notifications import notice_to_sender, unanswered_text, unsent
-from relay.delivery.part import Part, Resources
-from relay.delivery.values import Effects, Plan, Subject
+from relay.delivery.values import Effects, Part, Plan, Resources, Subject
 from relay.ledger.agents import NOTIFY_IDLE, PendingOperation
 from relay.reach.session import IDLE, Session, load_sessions
 

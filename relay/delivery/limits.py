@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.incidents import Incident, IncidentKind
-from relay.delivery.part import Part, Resources
-from relay.delivery.values import Inbound
+from relay.delivery.values import Inbound, Part, Resources
 
 # An agent over its limit is looked at this often: a sync of the journal for each single message
 # would cost more than the messages do.

@@ -31,7 +31,6 @@ from relay.delivery.intake import Intake
 from relay.delivery.intake_queue import in_turns
 from relay.delivery.limits import ReplyLoops
 from relay.delivery.notifications import Notifier, Reminders
-from relay.delivery.part import Part, Resources
 from relay.delivery.plan import plan_file
 from relay.delivery.reads import ReadDetector
 from relay.delivery.record import LedgerWriter
@@ -45,7 +44,9 @@ from relay.delivery.values import (
     OUTBOX,
     Inbound,
     Job,
+    Part,
     Plan,
+    Resources,
     Row,
     Subject,
 )

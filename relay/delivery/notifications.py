@@ -27,15 +27,16 @@ from relay.delivery import plan as planning
 from relay.delivery import saved_state
 from relay.delivery.execute import ExecutionResult, PlanExecutor
 from relay.delivery.limits import Alert
-from relay.delivery.part import Part, Resources
 from relay.delivery.plan import subject_of, system_message
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import (
     NO_EFFECTS,
     DeliveryChanges,
     Effects,
+    Part,
     Plan,
     Reminder,
+    Resources,
     Subject,
     SystemMessage,
 )

@@ -31,8 +31,8 @@ from relay.base.metrics import Metrics
 from relay.base.names import MSG_SUFFIX, message_id_of
 from relay.base.outcomes import REMOVED
 from relay.delivery import file_ops
-from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
+from relay.delivery.values import Part, Resources
 from relay.engine import events
 from relay.ledger import TAKEN
 from relay.ledger.deliveries import DeliveryFacts, held_delivery

@@ -15,7 +15,6 @@ from relay.base.errors import UnsafePath
 from relay.base.home import REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentCounter, Refusal
 from relay.delivery import file_ops
-from relay.delivery.part import Part, Resources
 from relay.delivery.projection import Projection
 from relay.delivery.values import (
     FIRST_PAUSE_S,
@@ -25,7 +24,9 @@ from relay.delivery.values import (
     Inbound,
     Missed,
     OutboxFile,
+    Part,
     Plan,
+    Resources,
     Row,
 )
 from relay.engine.events import FreshEvent

@@ -27,8 +27,8 @@ from relay.base.names import MESSAGE_ID, shown
 from relay.delivery import file_ops
 from relay.delivery.intake import incident_kind
 from relay.delivery.limits import RateLimit
-from relay.delivery.part import Part, Resources
 from relay.delivery.record import LedgerWriter
+from relay.delivery.values import Part, Resources
 from relay.engine import events
 from relay.ledger import IN_CONTEXT, OFFERED, RETURNED
 from relay.ledger.deliveries import MOST_OFFERS

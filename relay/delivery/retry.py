@@ -19,13 +19,14 @@ from relay.base.home import Dirs
 from relay.delivery.apply import CHANNEL_FULL, channel_full_until, waits_for
 from relay.delivery.execute import ExecutionResult
 from relay.delivery.file_ops import NO_ROOM, render_retry
-from relay.delivery.part import Part, Resources
 from relay.delivery.plan import end_delivery
 from relay.delivery.values import (
     FIRST_PAUSE_S,
     MOST_PAUSE_S,
     OutgoingFile,
+    Part,
     Plan,
+    Resources,
     Subject,
 )
 from relay.engine.retries import OverdueDelivery

@@ -36,8 +36,7 @@ from relay.base.message import SIGNATURE_PREFIX, MessageFile
 from relay.base.names import SHA256_PREFIX
 from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey
-from relay.delivery.part import Part, Resources
-from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Row
+from relay.delivery.values import OUTBOX, PUBLIC_KEY, Inbound, Part, Resources, Row
 from relay.ledger import attachments
 from relay.ledger.attachments import (
     AttachmentState,

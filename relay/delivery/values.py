@@ -3,7 +3,7 @@
     OutboxFile -> Inbound (read, claimed, validated) -> Plan -> OutgoingFile
 
 All are frozen; rows of the ledger are tuples. A Plan without an Inbound is the relay's own: a
-retry, a reminder, a notice.
+retry, a reminder, a notice. At the end: the ``Resources`` that each ``Part`` of the loop has.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from relay.acomm.model import (
 )
 from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
-from relay.base.clock import NS_PER_S
-from relay.base.home import PENDING
+from relay.base.clock import NS_PER_S, Clock
+from relay.base.config import Config
+from relay.base.home import PENDING, Home
 from relay.base.incidents import Incident, IncidentKind, Refusal
+from relay.base.logs import LogCall
 from relay.base.message import MessageFile
 from relay.base.names import answer_id, derived_id, message_id_of, shown
 from relay.base.outcomes import CANCELLED
+from relay.delivery.eventlog import EventLog
+from relay.engine.engine import Engine
 from relay.engine.messages import NewMessage
 from relay.engine.retries import OverdueDelivery
 from relay.journal.tier_plan import JournalCommand
 from relay.ledger.agents import PendingOperation, ProcessRow
 from relay.ledger.deliveries import DeliveryFacts
-from relay.ledger.ledger import FileFacts
+from relay.ledger.ledger import FileFacts, Ledger
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1, 60  # between two tries at what a disk or an inbox refuses
 OUTBOX = ("outbox",)
@@ -352,3 +356,31 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 Missed = dict[tuple[str, str], str]  # message id, recipient -> why it is not in its inbox
+
+
+# -- what the parts of the loop share --------------------------------------------------------
+
+
+class Resources(NamedTuple):
+    """The open stores of a home, its settings, the clock and the log."""
+
+    config: Config
+    home: Home
+    ledger: Ledger
+    store: Engine
+    events: EventLog  # of the store: its journal
+    clock: Clock
+    log: LogCall
+
+
+class Part:
+    """A part of the loop, which owns it: used in its thread alone."""
+
+    def __init__(self, given: Resources) -> None:
+        self._config = given.config
+        self._home = given.home
+        self._ledger = given.ledger
+        self._store = given.store
+        self._events = given.events
+        self._clock = given.clock
+        self._log = given.log

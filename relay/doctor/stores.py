@@ -19,8 +19,8 @@ from relay.base.finding import Finding, Severity
 from relay.base.home import ARCHIVES, BASE, LEDGER, SEARCH, STORE, Home, unclean_stop
 from relay.base.text import times
 from relay.daemon import agreement
-from relay.daemon.journal_commands import covered_offset
-from relay.daemon.opening import open_store_readonly, store_key, stream_dir
+from relay.daemon.home_journal import covered_offset, stream_dir
+from relay.daemon.opening import open_store_readonly, store_key
 from relay.doctor.report import (
     Target,
     describe_error,

@@ -1,6 +1,4 @@
-"""A store's file: loading it, when it is written, and which events are durable.
-
-``load_state`` reads the file, ``Flusher.flush_if_due`` decides when it is written.
+"""A store's file: when it is written, and which events are durable.
 
 A flush takes a snapshot in the owner's thread and encodes and writes it in another, so the owner
 waits only while pointers are copied. Event ``n`` is durable once a flush that began at sequence >=
@@ -14,15 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
-from relay.acomm import check, store_file
+from relay.acomm import store_file
 from relay.acomm.engine_state import JournalPosition, StoreSnapshot
-from relay.acomm.model import StoreFile
 from relay.base import fsio
 from relay.base.clock import NS_PER_MS, Clock
-from relay.base.errors import FormatError, RelayError
+from relay.base.errors import RelayError
 from relay.engine.engine import Engine
-from relay.engine.routing import derive_deliveries
-from relay.engine.state import State, Warn, log_warning
 
 RETRY_FIRST_NS = 1_000 * NS_PER_MS
 RETRY_MOST_NS = 60_000 * NS_PER_MS
@@ -30,47 +25,6 @@ RETRY_MOST_NS = 60_000 * NS_PER_MS
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def state_of(file: StoreFile) -> State:
-    """The state that a file holds. Errors: FormatError."""
-    state = State.load(file)
-    derive_deliveries(state)
-    return state
-
-
-def load_state(
-    path: str,
-    key: bytes | None = None,
-    warn: Warn | None = None,
-    *,
-    read_only: bool = False,
-    accept: Callable[[State], object] = lambda state: None,
-    outcome: str = store_file.LATER_EVENTS_LOST,
-) -> State | None:
-    """The state that the file at ``path`` holds; None if the file does not exist.
-
-    A damaged file is renamed, or left as it is if ``read_only``, and the previous one is used;
-    ``warn`` (default: the log) gets a warning that ends with ``outcome``, the fate of later
-    events. ``accept`` checks a state before anything is renamed for it, and raises if it is
-    unusable. Errors: FormatError when both files are unusable; LimitError, unless ``read_only``,
-    for one that could not be written again; SealedStore for one that ``key`` does not decrypt;
-    nothing was changed then.
-    """
-
-    def made(file: StoreFile, name: str) -> State:
-        try:
-            if not read_only:
-                check.check_limits(file, name)
-            state = state_of(store_file.decrypt(file, key, name))
-        except FormatError as exc:
-            if exc.path == name:
-                raise
-            raise FormatError(name, exc.offset, exc.expected, exc.found) from None
-        accept(state)
-        return state
-
-    return store_file.load(path, made, warn or log_warning, read_only=read_only, outcome=outcome)
 
 
 class Marks(Protocol):

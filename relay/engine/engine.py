@@ -20,9 +20,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from relay.acomm import check, store_file
 from relay.acomm.engine_state import StoreSnapshot
-from relay.acomm.model import MessageStatus
+from relay.acomm.model import MessageStatus, StoreFile
 from relay.base.clock import NS_PER_S, Clock
+from relay.base.errors import FormatError
 from relay.engine import events, rules, transitions
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.archives import Archives
@@ -30,6 +32,7 @@ from relay.engine.channels import Channels
 from relay.engine.deliveries import Deliveries, Obligations
 from relay.engine.messages import Messages
 from relay.engine.retries import Retries
+from relay.engine.routing import derive_deliveries
 from relay.engine.rules import DEFAULT_LIMITS, Limits
 from relay.engine.state import IN_QUEUES, Core, DeliveryRules, State, Warn, log_warning
 
@@ -118,3 +121,44 @@ class Engine(Core):
             self.archives.file_sequence,
             state.sequence,
         )
+
+
+def state_of(file: StoreFile) -> State:
+    """The state that a file holds. Errors: FormatError."""
+    state = State.load(file)
+    derive_deliveries(state)
+    return state
+
+
+def load_state(
+    path: str,
+    key: bytes | None = None,
+    warn: Warn | None = None,
+    *,
+    read_only: bool = False,
+    accept: Callable[[State], object] = lambda state: None,
+    outcome: str = store_file.LATER_EVENTS_LOST,
+) -> State | None:
+    """The state that the file at ``path`` holds; None if the file does not exist.
+
+    A damaged file is renamed, or left as it is if ``read_only``, and the previous one is used;
+    ``warn`` (default: the log) gets a warning that ends with ``outcome``, the fate of later
+    events. ``accept`` checks a state before anything is renamed for it, and raises if it is
+    unusable. Errors: FormatError when both files are unusable; LimitError, unless ``read_only``,
+    for one that could not be written again; SealedStore for one that ``key`` does not decrypt;
+    nothing was changed then.
+    """
+
+    def made(file: StoreFile, name: str) -> State:
+        try:
+            if not read_only:
+                check.check_limits(file, name)
+            state = state_of(store_file.decrypt(file, key, name))
+        except FormatError as exc:
+            if exc.path == name:
+                raise
+            raise FormatError(name, exc.offset, exc.expected, exc.found) from None
+        accept(state)
+        return state
+
+    return store_file.load(path, made, warn or log_warning, read_only=read_only, outcome=outcome)

@@ -28,7 +28,8 @@ from relay.base.clock import Clock
 from relay.base.discovery import CONFIG
 from relay.base.home import Home
 from relay.base.names import new_message_id
-from relay.daemon.opening import open_store, stream_dir
+from relay.daemon.home_journal import stream_dir
+from relay.daemon.opening import open_store
 from relay.engine.events import VERSION, EventCodec, EventRecord, Start
 from relay.journal.catalog import Residency
 from relay.journal.journal import Append

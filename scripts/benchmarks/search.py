@@ -22,7 +22,8 @@ from relay.acomm.model import Channel, ChannelType, Message, MessageStatus, Mess
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
 from relay.base.home import LEDGER, SEARCH, Home
-from relay.daemon.opening import open_journal, open_store_readonly, stream_dir
+from relay.daemon.home_journal import open_journal, stream_dir
+from relay.daemon.opening import open_store_readonly
 from relay.daemon.search_filler import KINDS, source_of
 from relay.engine.events import VERSION, ChannelCreated, Event, EventCodec, EventRecord, MessageSent
 from relay.journal.format import RECORD

@@ -30,7 +30,7 @@ from relay.base.clock import Clock
 from relay.base.discovery import CONFIG
 from relay.base.home import Home
 from relay.base.names import new_message_id
-from relay.daemon.opening import stream_dir
+from relay.daemon.home_journal import stream_dir
 from relay.daemon.session import Session
 from relay.journal.format import RECORD
 from relay.journal.segment import FIRST_RECORD, segment_ids, segment_path

@@ -17,7 +17,7 @@ from relay.base.errors import EXIT_STATE, AlreadyRunning, NotFound, RelayError
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.daemon import init
-from relay.daemon.journal_commands import covered_offset
+from relay.daemon.home_journal import covered_offset
 from relay.journal.journal import Append, Journal
 from relay.journal.manifest_reader import checkpoint_offsets
 from relay.journal.segment import SegmentPolicy, segment_path

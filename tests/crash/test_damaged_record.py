@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from relay.base.home import STORE
-from relay.daemon.opening import stream_dir
+from relay.daemon.home_journal import stream_dir
 from relay.journal.format import RECORD, RecordFlag
 from relay.journal.journal import JournalReader
 from relay.journal.segment import FIRST_RECORD, segment_path

@@ -14,9 +14,8 @@ from relay.base.message import parse
 from relay.base.names import message_id_of, sha256_hex
 from relay.delivery.apply import PlanApplier
 from relay.delivery.control import Orchestrator
-from relay.delivery.part import Resources
 from relay.delivery.plan import plan_file
-from relay.delivery.values import Inbound, OutboxFile, Plan
+from relay.delivery.values import Inbound, OutboxFile, Plan, Resources
 from relay.engine.engine import Engine
 from tests.engine.support import NOW_S, relay_engine
 from tests.fakes import FakeClock

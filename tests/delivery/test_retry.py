@@ -11,9 +11,8 @@ import pytest
 from relay.acomm.model import DeliveryState
 from relay.agents.status import Directory
 from relay.base.clock import NS_PER_S
-from relay.delivery.part import Resources
 from relay.delivery.retry import HeldQueue
-from relay.delivery.values import Plan
+from relay.delivery.values import Plan, Resources
 from relay.engine.engine import Engine
 from tests.box import Box
 

@@ -26,8 +26,8 @@ from relay.base.errors import FormatError
 from relay.engine import archives
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.archives import Roller
-from relay.engine.checkpoint import InlineExecutor, state_of
-from relay.engine.engine import Engine
+from relay.engine.checkpoint import InlineExecutor
+from relay.engine.engine import Engine, state_of
 from relay.engine.state import State
 from tests.engine.support import BY_FILES, accept
 from tests.fakes import FakeClock

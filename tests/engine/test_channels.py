@@ -24,7 +24,7 @@ from relay.base.errors import ChannelUnavailable, ValidationFailed
 from relay.base.names import ORCHESTRATOR
 from relay.commstore.store import CommStore
 from relay.engine import channels
-from relay.engine.checkpoint import state_of
+from relay.engine.engine import state_of
 from tests.engine.support import (
     AT_LEAST_ONCE,
     NOW_S,

@@ -14,8 +14,8 @@ import pytest
 from relay.acomm import store_file
 from relay.acomm.model import Message, MessageType
 from relay.base.clock import NS_PER_S
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor, state_of
-from relay.engine.engine import Engine
+from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.engine import Engine, state_of
 from tests.disk import failing
 from tests.engine.support import NOW_S, accept, group_of
 from tests.fakes import FakeClock

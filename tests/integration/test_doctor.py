@@ -14,7 +14,7 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli import cli
 from relay.cli.common import plural
-from relay.daemon.journal_commands import carry_out
+from relay.daemon.home_journal import carry_out
 from relay.daemon.session import Executors
 from relay.doctor import Severity, examine
 from relay.journal.manifest_format import ManifestType, Reason

@@ -10,7 +10,7 @@ import pytest
 from relay.base.config import Config, JournalSettings
 from relay.base.errors import StoreFull
 from relay.base.home import BASE, STORE
-from relay.daemon.journal_commands import covered_offset
+from relay.daemon.home_journal import covered_offset
 from relay.daemon.session import Executors
 from relay.delivery.apply import PlanApplier
 from tests.box import Box
