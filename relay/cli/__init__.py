@@ -366,7 +366,7 @@ def _hint_of(exc: OSError) -> str:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space on that disk"
     if exc.errno == errno.EROFS:
-        return "remount it read-write, or choose another path"
+        return "remount it, let the sandbox write there, or choose another path"
     return ""
 
 

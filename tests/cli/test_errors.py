@@ -319,7 +319,7 @@ def test_an_empty_home_is_no_other_home(
     [
         (errno.EACCES, "; user root lacks permission; check with `ls -ld`"),
         (errno.ENOSPC, "; free some space on that disk"),
-        (errno.EROFS, "; remount it read-write, or choose another path"),
+        (errno.EROFS, "; remount it, let the sandbox write there, or choose another path"),
         (errno.ENOTDIR, ""),
     ],
 )
