@@ -8,8 +8,6 @@ import sys
 from inspect import getdoc, isasyncgenfunction, iscoroutinefunction, signature
 from pathlib import Path
 
-from tests.procs import home_of
-
 ROOT = Path(__file__).parents[2]
 
 HEAVY = {
@@ -61,25 +59,3 @@ def test_the_agent_for_asyncio_says_the_same_of_every_call() -> None:
             assert str(signature(twin)) == said, name
             assert name == "close" or getdoc(twin) == getdoc(call), name
             assert iscoroutinefunction(twin) or isasyncgenfunction(twin), name
-
-
-COMMAND = """
-import sys
-from relay.cli import run
-run(["--home", sys.argv[1], "send", "bob", "hi", "--as", "alice"])
-print(*sorted(sys.modules))
-"""
-UNNEEDED = HEAVY - {"click", "inspect", "pathlib", "threading"}  # click's own imports
-
-
-def test_a_sending_command_loads_no_parser_of_json_and_no_database(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice", "bob")
-    ended = subprocess.run(
-        [sys.executable, "-c", COMMAND, home],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(ended.stdout.splitlines()[-1].split())
-    assert not loaded & (UNNEEDED | {"relay.ledger", "relay.engine"})

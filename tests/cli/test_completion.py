@@ -99,25 +99,3 @@ def test_zsh_completes_a_name(home: Path, tmp_path: Path) -> None:
 def test_each_script_asks_this_command(shell: str, home: Path) -> None:
     done = relay("completion", shell, home=home)
     assert done.returncode == 0 and f"_RELAY_COMPLETE={shell}_complete" in done.stdout
-
-
-def test_completion_imports_neither_daemon_nor_store(home: Path) -> None:
-    program = """import os, sys
-from relay.cli import main
-try:
-    main()
-finally:
-    print(sorted({"relay.daemon", "relay.engine", "relay.ledger", "sqlite3"} & {*sys.modules}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(
-            AGENT_RELAY_DIR=str(home),
-            _RELAY_COMPLETE="bash_complete",
-            COMP_WORDS="relay channel show ",
-            COMP_CWORD="3",
-        ),
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == ["plain,ci", "plain,team", "[]"], done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 
 from relay.cli import cli
@@ -90,11 +89,3 @@ def test_the_newest_is_first_and_options_choose(box: Box) -> None:
     assert found[0]["id"].partition("-")[2] in shown.stdout.splitlines()[1]
     assert shown.stderr == "2 shown, there are more; a larger --limit shows them\n"
     assert run(box, "--limit", "2", "--json").stderr == shown.stderr
-
-
-@pytest.mark.parametrize("command", ["failed --agent", "open --agent", "open --from"])
-def test_a_name_that_nobody_has_is_told(box: Box, command: str) -> None:
-    """A typo does not look like good news."""
-    done = CliRunner().invoke(cli, ["--home", str(box.root), *command.split(), "crol"])
-    assert done.exit_code == 1
-    assert "there is no agent 'crol'" in str(done.exception)

@@ -34,11 +34,6 @@ def test_dead_letters_are_listed_like_all_messages(box: Box, letters: tuple[str,
     assert "dead: no acknowledgment within 60 s" in table and "deploy" in table
 
 
-def test_a_dead_letter_is_shown_like_any_message(box: Box, letters: tuple[str, ...]) -> None:
-    shown = relay("show", letters[0], home=box.root).stdout
-    assert shown.endswith("\n\n| deploy\n| now\n")
-
-
 def test_a_home_without_any(tmp_path: Path) -> None:
     home = home_of(tmp_path / "home")
     done = relay("dead", "list", home=home)

@@ -21,12 +21,21 @@ PENDING_ACTIONS = ("left_in_pending", "remove_orphan")
 
 @pytest.mark.shows("ready 2.1")
 def test_a_message_is_delivered_read_and_archived(any_box: Box) -> None:
-    sent = any_box.drop("alice", "TO: bob\n\nhi")
+    sent = any_box.drop("alice", text := "TO: bob\nX-Ticket: 42\n\nhi")
     any_box.tick()
     any_box.after(0.2)
-    assert any_box.bodies("bob") == ["hi"]
+    (delivered,) = any_box.inbox("bob").values()
+    assert delivered.body == b"hi"
+    said = {"FROM": "alice", "ID": sent, "X-TICKET": "42", "ATTEMPT": "1"}
+    assert said.items() <= delivered.headers.items()
+    assert list(any_box.inbox("bob")) == [sent]  # the same name as the file that was sent
+    assert any_box.states(sent) == {"bob": "written"}
+
     any_box.flush()
     assert any_box.row(sent)["status"] == "archived"
+    assert any_box.stored() == [sent] and any_box.outbox("alice") == []
+    assert any_box.path(any_box.row(sent)["file_path"]).read_text() == text
+
     any_box.take("bob", sent)
     any_box.tick()
     assert any_box.states(sent) == {"bob": "read"}
@@ -47,21 +56,6 @@ def test_a_new_agent_is_picked_up_with_what_it_brought(any_box: Box) -> None:
     assert any_box.bodies("dora") == ["welcome"]
     assert any_box.states(sent) == {"dora": "written"}
     assert outbox.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_file_written_in_place_waits_until_it_is_still(any_box: Box) -> None:
-    path = any_box.path("agents", "alice", "outbox", any_box.name())
-    path.write_text("TO: bob\n\nhal")
-    any_box.tick()
-    assert any_box.bodies("bob") == []
-    with path.open("a") as file:
-        file.write("f and half")
-    os.utime(path, ns=(any_box.clock.now_ns(), any_box.clock.now_ns()))
-    any_box.tick()
-    assert any_box.bodies("bob") == []
-
-    any_box.after(0.2)
-    assert any_box.bodies("bob") == ["half and half"]
 
 
 def left(box: Box, name: str, text: str = "TO: bob\n\na long report") -> Path:

@@ -12,6 +12,7 @@ from tests.box import Box
 from tests.procs import relay, rows_of
 
 QUERY = "TO: *\nKIND: query\n\nwhich branch?"
+TAILS = ("tail --no-follow --agent", "tail --follow --agent", "tail --no-follow --json --agent")
 
 
 def asked(box: Box, *words: str) -> list[tuple[object, ...]]:
@@ -162,8 +163,10 @@ def test_words_that_are_not_utf8_are_one_line(box: Box) -> None:
         assert "\\udcff" in done.stderr
 
 
-def test_the_name_of_an_unset_variable_is_not_everybody(box: Box) -> None:
-    box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
-    for option in ("open --agent", "open --from", "unread --agent", "failed --agent"):
-        done = relay(*option.split(), "", home=box.root)
-        assert done.returncode == 1 and "there is no agent ''" in done.stderr
+def test_a_name_that_nobody_has_is_no_good_news(box: Box) -> None:
+    """Nor is that of an unset variable everybody."""
+    for words in ("open --agent", "open --from", "unread --agent", "failed --agent", *TAILS):
+        for name, more in (("bobb", " in "), ("", "")):
+            done = relay(*words.split(), name, home=box.root)
+            assert (done.returncode, done.stdout) == (1, ""), words
+            assert done.stderr.startswith(f"relay: there is no agent {name!r}{more}"), words

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.base.fsio import lock_owner
-from tests.procs import PATIENCE_S, environment, home_of, log_of, relay, rows_of, until
+from tests.procs import PATIENCE_S, environment, log_of, relay, rows_of, until
 
 
 @pytest.fixture
@@ -84,41 +84,6 @@ def test_files_of_the_package_are_read_as_utf_8_in_any_locale(module: str) -> No
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, env=locale, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_help_is_light() -> None:
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys\nfrom relay.cli import run\nrun(['--help'])\n"
-            "print(*sorted(sys.modules), file=sys.stderr)",
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stderr.split()
-    for module in ("pyspark", "pyarrow", "sqlite3", "structlog", "msgspec", "relay.daemon"):
-        assert module not in loaded
-    assert len(loaded) < 250
-
-
-def test_a_question_loads_no_daemon(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "home", "alice")
-    code = (
-        "import sys\nfrom relay.cli import run\n"
-        "for command in ('status', 'inbox --as alice', 'trace x', 'agents'):\n"
-        f"    run(['--home', {str(home)!r}, *command.split()])\n"
-        "    print(command, *sys.modules, sep='\\n', file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
-    loaded = done.stderr.splitlines()
-    assert {"status", "inbox --as alice", "trace x", "agents", "relay.cli"} <= set(loaded)
-    for module in ("relay.daemon.process", "relay.daemon.session", "structlog"):
-        assert module not in loaded
 
 
 def start(home: Path) -> subprocess.Popen[str]:

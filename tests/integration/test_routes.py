@@ -10,30 +10,6 @@ from relay.base.config import Config, StoreSettings
 from tests.box import Box
 
 
-def test_a_message_reaches_its_recipient_and_every_hop_is_in_the_ledger(box: Box) -> None:
-    sent = box.send("alice", "TO: bob\nX-Ticket: 42\n\nhello")
-
-    (delivered,) = box.inbox("bob").values()
-    assert delivered.body == b"hello"
-    assert delivered.headers["FROM"] == "alice"
-    assert delivered.headers["ID"] == sent
-    assert delivered.headers["X-TICKET"] == "42"
-    assert delivered.headers["ATTEMPT"] == "1"
-    assert list(box.inbox("bob")) == [sent]  # the same name as the file that was sent
-    assert box.row(sent)["status"] == "archived"
-    assert box.states(sent) == {"bob": "written"}
-
-    box.flush()
-    assert box.row(sent)["status"] == "archived"
-    assert box.stored() == [sent]
-    assert box.outbox("alice") == []
-    assert box.path(box.row(sent)["file_path"]).read_text() == "TO: bob\nX-Ticket: 42\n\nhello"
-
-    box.take("bob", sent)
-    box.tick()
-    assert box.states(sent) == {"bob": "read"}
-
-
 def test_an_answer_to_one_named_lead_that_has_left_is_not_for_who_has_the_role(box: Box) -> None:
     box.home.make_agent("lead")
     box.path("agents", "carol", "meta.json").write_text('{"role": "lead"}')

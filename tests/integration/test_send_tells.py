@@ -38,45 +38,6 @@ def test_a_name_that_does_not_exist_is_exit_code_6(running: Relay, home: Path) -
     assert (waited.returncode, "refused: there is no agent bbo" in waited.stderr) == (6, True)
 
 
-def loaded_by(home: Path, *words: str) -> tuple[set[str], str]:
-    """The modules that a command has loaded when it ends, and what it said on stderr."""
-    program = """import sys
-from relay.cli import main
-try:
-    main()
-finally:
-    print(*sorted(sys.modules), file=sys.stderr)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=environment(AGENT_RELAY_DIR=str(home)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *said, modules = done.stderr.splitlines()
-    return set(modules.split()), "\n".join(said)
-
-
-def test_it_loads_what_reads_a_ledger_and_nothing_that_writes_one(
-    running: Relay, home: Path
-) -> None:
-    loaded, said = loaded_by(home, "send", "--as", "alice", "bob", "hi")
-    assert "delivered to bob" in said
-    ledger = {name for name in loaded if name.startswith("relay.ledger.")}
-    assert ledger == {"relay.ledger.file"}
-    assert not loaded & {"importlib.resources", "msgspec", "relay.engine"}
-
-
-def test_a_list_from_an_index_that_lacks_nothing_reads_no_journal(
-    running: Relay, home: Path
-) -> None:
-    send(home, "bob", "hi")
-    slow = {"awscrt.checksums", "relay.daemon.opening", "relay.engine", "relay.journal.journal"}
-    until(lambda: not loaded_by(home, "list")[0] & slow)
-    assert loaded_by(home, "list", "topic:build.#")[0] & slow == {"relay.engine"}
-
-
 def test_without_a_relay_it_waits_in_the_outbox(home: Path) -> None:
     sent, said = send(home, "bob", "hi", code=5)
     assert said.startswith("it waits in the outbox: no relay is running; start one with ")

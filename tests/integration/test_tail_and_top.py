@@ -332,16 +332,6 @@ def test_tail_says_who_got_a_message_and_who_did_not(box: Box) -> None:
     assert said()[3:] == [("delivered", sent, "bob", None)]
 
 
-def test_tail_of_an_agent_that_does_not_exist_is_an_error(box: Box) -> None:
-    for words in ("--no-follow", "--follow", "--no-follow --json"):
-        done = relay("tail", *words.split(), "--agent", "bobb", home=box.root)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == (
-            f"relay: there is no agent 'bobb' in {box.root}; did you mean bob?\n"
-        )
-    assert relay("tail", "--no-follow", "--agent", "bob", home=box.root).returncode == 0
-
-
 def test_tail_shows_the_text_of_a_message_that_was_held(box: Box) -> None:
     box.send("alice", "TO: bob\nNOT-BEFORE: 10m\n\nthe text")
     box.after(601)
