@@ -33,9 +33,7 @@ def ask(home: Path, options: str = "yes, no, later") -> str:
     """A question of alice to the operator, by a file, as any program sends it."""
     with Agent("alice", home) as alice:
         headers = {"OPTIONS": options} if options else {}
-        asked = alice.send("operator", QUESTION, kind="query", headers=headers)
-    until(lambda: (home / "agents/operator/inbox" / f"{asked}.msg").exists())
-    return asked
+        return alice.send("operator", QUESTION, kind="query", headers=headers, wait="delivered")
 
 
 def waiting(home: Path) -> list[dict[str, Any]]:
@@ -104,8 +102,7 @@ def test_the_command_of_an_answer_runs_nothing_that_an_agent_wrote(
     box: Box, option: str, words: str
 ) -> None:
     asked = box.send("alice", f"TO: operator\nKIND: query\nOPTIONS: {option}, no\n\n{QUESTION}")
-    with Home(str(box.root)) as home:
-        (row,) = attention(home)
+    (row,) = attention(box.home)
     said = words.format(asked) if "{}" in words else f"{asked} {words}"
     assert row.command == f"relay reply {said}"
 
@@ -131,14 +128,13 @@ def test_what_is_no_question_is_not_approved(home: Path) -> None:
 def test_options_of_what_asks_nothing_are_refused(box: Box) -> None:
     box.send("alice", "TO: operator\nOPTIONS: yes, no\n\nso?")
     rule = "header OPTIONS: only KIND query asks something"
-    with Home(str(box.root)) as home:
-        (row,) = attention(home)  # its sender has not read that, so a person is told
-        assert (row.kind, row.who) == ("refused", "alice") and rule in row.what
-        (nack,) = box.inbox("alice")
-        assert rule in box.nacks("alice")[0]
-        box.take("alice", nack)
-        box.tick()
-        assert attention(home) == []
+    (row,) = attention(box.home)  # its sender has not read that, so a person is told
+    assert (row.kind, row.who) == ("refused", "alice") and rule in row.what
+    (nack,) = box.inbox("alice")
+    assert rule in box.nacks("alice")[0]
+    box.take("alice", nack)
+    box.tick()
+    assert attention(box.home) == []
 
 
 def test_what_is_hushed_stays_out_until_it_begins_anew(home: Path, running: Relay) -> None:
@@ -243,8 +239,7 @@ def test_many_questions_of_one_hide_nobody_elses(box: Box, monkeypatch: pytest.M
     for number in range(6):
         name = f"9999999999999999999{number}-0{number}.msg"  # ids are the senders'
         box.send("carol", "TO: operator\nKIND: query\n\nq", name)
-    with Home(str(box.root)) as home:
-        rows = [row for row in attention(home) if row.kind == "question"]
+    rows = [row for row in attention(box.home) if row.kind == "question"]
     assert [row.who for row in rows].count("carol") == 4 and mine in [row.id for row in rows]
     (more,) = [row for row in rows if row.id is None]
     assert (more.who, more.what) == ("carol", "3 more, older ones")
@@ -255,23 +250,20 @@ def test_many_questions_of_one_hide_nobody_elses(box: Box, monkeypatch: pytest.M
 def test_what_waits_in_an_outbox_although_a_relay_runs(box: Box) -> None:
     first, *_ = [box.send("alice", "TO: bob\nKIND: command\n\ngo") for _ in range(4)][2:]
     now_ns = box.clock.now_ns()
-    with Home(str(box.root)) as home:
-        assert [row for row in attention(home, now_ns=now_ns) if row.kind == "waits"] == []
-        (row,) = [row for row in attention(home, now_ns=now_ns + 10**12) if row.kind == "waits"]
+    assert [row for row in attention(box.home, now_ns=now_ns) if row.kind == "waits"] == []
+    (row,) = [row for row in attention(box.home, now_ns=now_ns + 10**12) if row.kind == "waits"]
     assert (row.who, row.command) == ("alice", f"relay trace {first}")
     why = "the store has 2 active messages, its limit is 2"
     assert row.what == f"2 messages in its outbox: {why}"
     for path in box.path("agents", "alice", "outbox").glob("*.msg"):
         path.unlink()  # taken back
-    with Home(str(box.root)) as home:
-        assert [row for row in attention(home, now_ns=now_ns + 10**12) if row.kind == "waits"] == []
+    assert [row for row in attention(box.home, now_ns=now_ns + 10**12) if row.kind == "waits"] == []
 
 
 def test_several_refusals_of_a_sender_are_one_line(box: Box) -> None:
     for number in range(3):
         box.send("alice", f"TO: nobody\n\nlost {number}")
-    with Home(str(box.root)) as home:
-        (row,) = attention(home)
+    (row,) = attention(box.home)
     assert (row.kind, row.who, row.command) == ("refused", "alice", "relay inbox --as alice")
     assert row.what.startswith("3 messages of it were refused, the last one not delivered: ")
 
@@ -281,22 +273,20 @@ def test_a_mailbox_that_is_gone_with_unread_messages_needs_a_person(box: Box) ->
         box.send("alice", "TO: bob\n\nhi")
     shutil.rmtree(box.path("agents", "bob"))
     box.after(1.1)
-    with Home(str(box.root)) as home:
-        (row,) = attention(home)
-        said = "its mailbox is gone, and 2 unread messages with it"
-        assert (row.kind, row.who, row.what) == ("gone", "bob", said)
-        assert row.command == "relay register bob"
-        home.make_agent("bob")
-        box.after(1.1)
-        assert attention(home) == []
+    (row,) = attention(box.home)
+    said = "its mailbox is gone, and 2 unread messages with it"
+    assert (row.kind, row.who, row.what) == ("gone", "bob", said)
+    assert row.command == "relay register bob"
+    box.home.make_agent("bob")
+    box.after(1.1)
+    assert attention(box.home) == []
 
 
 def test_an_agent_that_was_retired_and_owes_an_answer_is_called_retired(box: Box) -> None:
     box.send("alice", "TO: bob\nKIND: command\n\ndeploy")
     command = "TO: __orchestrator__\nKIND: command\n\nACTION: agent.retire\nNAME: bob"
     box.send("operator", command)
-    with Home(str(box.root)) as home:
-        (row,) = (row for row in attention(home) if row.kind != "mail")  # the relay's answer
+    (row,) = (row for row in attention(box.home) if row.kind != "mail")  # the relay's answer
     assert (row.kind, row.who, row.what) == ("gone", "bob", "retired, and owes 1 answer")
     assert row.command == "relay open --agent bob"
 
@@ -337,27 +327,25 @@ def test_a_finding_of_doctor_is_one_line_and_can_be_hushed(home: Path) -> None:
 def test_a_dead_letter_waits_until_it_is_replayed_or_discarded(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nDELIVERY: at-least-once\n\nhi")
     box.until_dead()
-    with Home(str(box.root)) as home:
-        box.flush()
-        (row,) = attention(home)  # its sender has not read that it died: that is no refusal
-        assert (row.kind, row.who, row.id) == ("dead", "bob", sent)
-        assert row.what == "from alice: no acknowledgment within 60 s, 4 attempts"
-        assert row.command == f"relay dead replay {sent}"
-        box.command("operator", "dead.discard", f"ID: {sent}")
-        (row,) = attention(home)
-        assert (row.kind, row.what) == ("mail", "1 unread message for the operator, from the relay")
-        box.send("alice", "TO: operator\n\nnews")
-        (row,) = attention(home)
-        assert row.what == "2 unread messages for the operator, 1 of them from the relay"
+    box.flush()
+    (row,) = attention(box.home)  # its sender has not read that it died: that is no refusal
+    assert (row.kind, row.who, row.id) == ("dead", "bob", sent)
+    assert row.what == "from alice: no acknowledgment within 60 s, 4 attempts"
+    assert row.command == f"relay dead replay {sent}"
+    box.command("operator", "dead.discard", f"ID: {sent}")
+    (row,) = attention(box.home)
+    assert (row.kind, row.what) == ("mail", "1 unread message for the operator, from the relay")
+    box.send("alice", "TO: operator\n\nnews")
+    (row,) = attention(box.home)
+    assert row.what == "2 unread messages for the operator, 1 of them from the relay"
 
 
 def test_a_dead_letter_to_several_is_one_matter(box: Box) -> None:
     sent = box.send("alice", "TO: *\nDELIVERY: at-least-once\n\nhi")
     box.until_dead()
-    with Home(str(box.root)) as home:
-        (row,) = (one for one in attention(home) if one.kind == "dead")
-        assert (row.who, row.command) == (None, f"relay dead replay {sent}")
-        assert row.what == "from alice to 3 recipients: no acknowledgment within 60 s, 4 attempts"
+    (row,) = (one for one in attention(box.home) if one.kind == "dead")
+    assert (row.who, row.command) == (None, f"relay dead replay {sent}")
+    assert row.what == "from alice to 3 recipients: no acknowledgment within 60 s, 4 attempts"
 
 
 @pytest.mark.damages  # its ledger is one that an earlier version wrote
@@ -368,13 +356,10 @@ def test_a_discard_that_an_earlier_version_did_not_record_waits_for_nobody(box: 
     box.until_dead()
     box.command("operator", "dead.discard", f"ID: {gone}")
     box.flush()
-    with contextlib.closing(sqlite3.connect(box.path("ledger.db"))) as db:
-        db.execute("UPDATE deliveries SET discarded_at = NULL")
-        db.commit()
-    with Home(str(box.root)) as home:
-        assert [one.id for one in attention(home) if one.kind == "dead"] == [gone, kept]
-        box.restart()
-        assert [one.id for one in attention(home) if one.kind == "dead"] == [kept]
+    box.sql("UPDATE deliveries SET discarded_at = NULL")
+    assert [one.id for one in attention(box.home) if one.kind == "dead"] == [gone, kept]
+    box.restart()
+    assert [one.id for one in attention(box.home) if one.kind == "dead"] == [kept]
 
 
 def test_what_an_agent_puts_in_the_place_of_a_refusal_holds_up_nobody(box: Box) -> None:
@@ -383,8 +368,7 @@ def test_what_an_agent_puts_in_the_place_of_a_refusal_holds_up_nobody(box: Box) 
     path = box.path("agents", "alice", "inbox", f"{nack}.msg")
     path.unlink()
     os.mkfifo(path)
-    with Home(str(box.root)) as home:
-        (row,) = [one for one in attention(home) if one.kind == "refused"]
+    (row,) = [one for one in attention(box.home) if one.kind == "refused"]
     assert row.what == "a message of it was refused"
 
 
@@ -394,6 +378,5 @@ def test_a_refusal_that_its_sender_rewrote_is_no_command_to_be_pasted(box: Box) 
     path = box.path("agents", "alice", "inbox", f"{nack}.msg")
     text = re.sub(r"(?m)^RE: .*$", "RE: x; touch /tmp/y #", path.read_text())
     path.write_text(text)
-    with Home(str(box.root)) as home:
-        (row,) = [one for one in attention(home) if one.kind == "refused"]
+    (row,) = [one for one in attention(box.home) if one.kind == "refused"]
     assert (row.command, row.id) == (f"relay trace {nack}", nack)

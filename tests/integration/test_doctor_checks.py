@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
 import socket
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,12 +54,6 @@ def one(box: Box, *, deep: bool = False) -> Finding:
     (finding,) = found(box, deep=deep)
     assert finding.advice and "\n" not in str(finding)
     return finding
-
-
-def sql(box: Box, statement: str, *values: object) -> None:
-    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
-        db.execute(statement, values)
-    db.close()
 
 
 def mend(box: Box) -> list[str]:
@@ -239,8 +231,7 @@ def test_a_socket_that_nobody_listens_on(box: Box) -> None:
 
 
 def test_a_process_that_is_gone_and_files_of_one_that_is_not_known(box: Box) -> None:
-    sql(
-        box,
+    box.sql(
         "INSERT INTO processes (name, state, pid, cli, cwd, restart, requested_by, request_id, "
         "changed_at) VALUES ('bob', 'ready', ?, 'sh', '/', 'never', 'alice', 'x', 0)",
         2**22 + 7,
@@ -248,7 +239,7 @@ def test_a_process_that_is_gone_and_files_of_one_that_is_not_known(box: Box) -> 
     box.path("run").mkdir(exist_ok=True)
     box.path("run/bob.lock").touch()
     assert f"bob is ready as pid {2**22 + 7}, but there is no such process" in str(one(box))
-    sql(box, "UPDATE processes SET pid = ?", os.getpid())
+    box.sql("UPDATE processes SET pid = ?", os.getpid())
     assert found(box) == []
     box.path("run/dave.lock").touch()
     assert "run/dave.lock: belongs to a process that is not in the ledger" in str(one(box))
@@ -314,11 +305,7 @@ def test_a_long_wal_and_who_keeps_it(box: Box, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_damaged_ledger(box: Box) -> None:
-    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
-        (root,) = db.execute(
-            "SELECT rootpage FROM sqlite_master WHERE name = 'deliveries_unread'"
-        ).fetchone()
-    db.close()
+    ((root,),) = box.sql("SELECT rootpage FROM sqlite_master WHERE name = 'deliveries_unread'")
     data = bytearray(box.path(LEDGER).read_bytes())
     data[(root - 1) * 4096 + 8 : (root - 1) * 4096 + 200] = bytes(192)
     data[root * 4096 - 60 : root * 4096] = b"x" * 60
@@ -328,7 +315,7 @@ def test_a_damaged_ledger(box: Box) -> None:
 
 
 def test_an_older_schema_is_a_note_alone(box: Box) -> None:
-    sql(box, "PRAGMA user_version = 5")
+    box.sql("PRAGMA user_version = 5")
     finding = one(box)
     assert finding.severity is Severity.NOTE and "its schema is 5" in str(finding)
     done = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
@@ -336,8 +323,8 @@ def test_an_older_schema_is_a_note_alone(box: Box) -> None:
 
 
 def test_a_ledger_that_lost_its_triggers(box: Box) -> None:
-    sql(box, "DROP TRIGGER audit_log_keeps_rows")
-    sql(box, "DROP INDEX deliveries_unread")
+    box.sql("DROP TRIGGER audit_log_keeps_rows")
+    box.sql("DROP INDEX deliveries_unread")
     finding = one(box)
     assert "lacks index deliveries_unread, trigger audit_log_keeps_rows" in str(finding)
     assert "relay ledger restore FILE" in finding.advice
@@ -357,7 +344,7 @@ def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
     list(archive_pack.pack(box.home, day))
     assert found(box) == []
     past = box.path("archive/2020-01-01")
-    sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2020-01-01')", day)
+    box.sql("UPDATE messages SET file_path = replace(file_path, ?, '2020-01-01')", day)
     assert found(box) == []
     past.mkdir()
     assert "whose file is missing" in str(one(box))
@@ -365,7 +352,7 @@ def test_days_that_were_pruned_or_packed_are_no_finding(box: Box) -> None:
 
 def test_a_pack_that_is_gone_is_no_pruned_one(box: Box) -> None:
     (day,) = archive_pack.days(box.home)
-    sql(box, "UPDATE messages SET file_path = replace(file_path, ?, '2026-01-02')", day)
+    box.sql("UPDATE messages SET file_path = replace(file_path, ?, '2026-01-02')", day)
     os.rename(box.path("archive", day), box.path("archive/2026-01-02"))
     list(archive_pack.pack(box.home, "2026-01-02"))
     assert found(box) == []
@@ -381,13 +368,13 @@ def test_a_ledger_that_does_not_agree_with_the_store(box: Box) -> None:
     waits, read = sorted(
         box.sql("SELECT message_id FROM deliveries WHERE recipient = 'bob' ORDER BY 1")
     )[:2]
-    sql(box, "UPDATE deliveries SET state = 'acked' WHERE message_id = ?", waits[0])
+    box.sql("UPDATE deliveries SET state = 'acked' WHERE message_id = ?", waits[0])
     finding = one(box)
     assert str(finding).startswith(
         f"ledger: {waits[0]}: for bob the store says written, the ledger acked; "
     )
-    sql(box, "UPDATE deliveries SET state = 'written' WHERE message_id = ?", waits[0])
-    sql(box, "DELETE FROM messages WHERE message_id = ?", read[0])
+    box.sql("UPDATE deliveries SET state = 'written' WHERE message_id = ?", waits[0])
+    box.sql("DELETE FROM messages WHERE message_id = ?", read[0])
     lines = [str(finding) for finding in found(box)]
     assert any(f"{read[0]}: in the store, but not in the ledger" in line for line in lines)
 
@@ -424,11 +411,11 @@ def test_attachments_missing_unnamed_and_spoiled(box: Box) -> None:
     ((waits,),) = box.sql(
         "SELECT message_id FROM deliveries WHERE state = 'written' AND recipient = 'bob'"
     )
-    sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[0], waits)
+    box.sql("INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[0], waits)
     assert found(box, deep=True) == []
-    sql(box, "INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[2], waits)
+    box.sql("INSERT INTO attachment_refs VALUES (?, ?, 0)", digests[2], waits)
     assert f"missing, but referenced by unread messages: {digests[2]}" in str(one(box))
-    sql(box, "DELETE FROM attachment_refs WHERE sha256 = ?", digests[2])
+    box.sql("DELETE FROM attachment_refs WHERE sha256 = ?", digests[2])
     path = box.path("attachments", digests[1][:2], digests[1])
     os.utime(path, (0, 0))
     assert one(box).severity is Severity.NOTE and "not referenced by any message" in str(one(box))
@@ -494,7 +481,6 @@ def test_repair_removes_nothing_while_the_home_is_locked(box: Box) -> None:
 )
 def test_a_value_of_another_type_in_the_ledger_is_a_finding(box: Box, wrong: str) -> None:
     """It was a traceback."""
-    with contextlib.closing(sqlite3.connect(box.path(LEDGER))) as db, db:
-        db.execute(wrong)
+    box.sql(wrong)
     texts = [finding.text for finding in found(box) if finding.what == "ledger"]
     assert any("a value is not of its column's type" in text for text in texts), texts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,10 +143,7 @@ def test_a_read_that_journal_and_ledger_lost_is_what_the_inbox_says(box: Box) ->
     box.tick()
     cut_unsynced(box)
     undo_rename(box, f"{INBOX}/.read", INBOX, sent)
-    db = sqlite3.connect(box.path("ledger.db"))
-    db.execute("UPDATE deliveries SET state = 'written', read_at = NULL, read_how = NULL")
-    db.commit()
-    db.close()
+    box.sql("UPDATE deliveries SET state = 'written', read_at = NULL, read_how = NULL")
     next_boot(box)
     assert box.states(sent) == {"bob": "written"} and "." in inbox(box, "bob", sent)
     box.take("bob", sent)

@@ -10,23 +10,28 @@ import pytest
 from mcp import Client
 
 from relay.base.text import visible
-from tests.reach.calls import call, deliver, over_stdio, refusal, server_of
+from tests.procs import relay
+from tests.reach.calls import call, deliver, refusal, server_of
 
 
 async def test_files_are_sent_by_path_and_come_as_paths(served: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.txt").write_text("a plan, in 21 bytes..")
     (tmp_path / "spec.bin").write_bytes(b"\0" * 2048)
     paths = [str(tmp_path / "plan.txt"), str(tmp_path / "spec.bin")]
-    alice, bob = Client(over_stdio(served, "alice")), Client(server_of(served).server)
-    async with alice, bob:
-        text = await call(alice, "send", to="bob", body="see files", files=paths)
-        message, *files = (await call(bob, "inbox", wait_s=100)).rsplit("\n", 2)
-        assert message.startswith(f"Message {text.partition(':')[0]} from alice (message, ")
-        assert message.endswith("\n| see files")
-        known = [re.fullmatch(r"attachment in (.*) \((.*)\): (.*)", one) for one in files]
+    async with Client(server_of(served).server) as client:
+        await call(client, "send", to="alice", body="see files", files=paths)
+        words = ("--as", "alice", "bob", "and these")
+        files = [word for path in paths for word in ("--attach", path)]
+        sent = relay("send", *words, *files, home=served).stdout.strip()
+        message, *shown = (await call(client, "inbox", wait_s=100)).rsplit("\n", 2)
+        assert message.startswith(f"Message {sent} from alice (message, ")
+        assert message.endswith("\n| and these")
+        known = [re.fullmatch(r"attachment in (.*) \((.*)\): (.*)", one) for one in shown]
         found = [one.groups() for one in known if one]
         assert [one[1:] for one in found] == [("21 bytes", "plan.txt"), ("2 KiB", "spec.bin")]
         assert Path(found[0][0]).read_text() == "a plan, in 21 bytes.."
+    (raw,) = (served / "agents/alice/inbox").glob("*.msg")
+    assert "ATTACHMENT-NAMES: plan.txt/spec.bin\n" in raw.read_text()
 
 
 async def test_what_is_no_file_is_not_sent(served: Path, tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_a_line_that_is_no_request_gets_its_error(bobs_home: Path) -> None:
 # -- waits --------------------------------------------------------------------------------------
 
 
-async def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home: Path) -> None:
+async def test_a_wait_is_told_of_and_may_be_cancelled_and_the_end_is_evidence(
+    bobs_home: Path,
+) -> None:
     told: list[str | None] = []
 
     async def progress(done: float, total: float | None, text: str | None) -> None:
@@ -92,21 +94,21 @@ async def test_a_wait_tells_its_progress_and_lets_other_calls_through(bobs_home:
             await asyncio.sleep(0.01)
         assert "bob: new" in await call(client, "agents")  # no relay has run
         assert not waits.done()
-        number = deliver(bobs_home)
-        assert (await waits).content[0].text.startswith(f"Message {number} ")
-    assert set(told) == {"no message yet"}
+        first = deliver(bobs_home)
+        assert (await waits).content[0].text.startswith(f"Message {first} ")
+        assert set(told) == {"no message yet"}
 
-
-async def test_a_cancelled_wait_has_taken_nothing(bobs_home: Path) -> None:
-    async with Client(over_stdio(bobs_home)) as client:
         waits = asyncio.ensure_future(client.call_tool("inbox", {"wait_s": 30}))
         await call(client, "agents")
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
         await call(client, "agents")
-        number = deliver(bobs_home)
-        assert (await call(client, "inbox")).startswith(f"Message {number} ")
-    assert [what for what, _ in reported(bobs_home)] == ["offered", "in_context"]
+        second = deliver(bobs_home)  # which the cancelled one has not taken
+        assert (await call(client, "inbox")).startswith(f"Message {second} ")
+        assert (unread(bobs_home), read(bobs_home)) == ([second], [first])
+    assert (unread(bobs_home), read(bobs_home)) == ([], [first, second])
+    assert [what for what, _ in reported(bobs_home)] == ["offered", "in_context"] * 2
+    assert load_sessions(str(bobs_home), TOOLS) == []
 
 
 async def test_calls_with_the_ids_7_and_text_7_are_two(bobs_home: Path) -> None:
@@ -129,14 +131,6 @@ async def test_calls_with_the_ids_7_and_text_7_are_two(bobs_home: Path) -> None:
 
 
 # -- ends --
-
-
-async def test_the_end_of_the_connection_is_evidence_too(bobs_home: Path) -> None:
-    number = deliver(bobs_home)
-    async with Client(over_stdio(bobs_home)) as client:
-        await call(client, "inbox")
-    assert (unread(bobs_home), read(bobs_home)) == ([], [number])
-    assert load_sessions(str(bobs_home), TOOLS) == []
 
 
 async def test_killed_after_it_has_shown_a_message_it_shows_it_again(bobs_home: Path) -> None:
