@@ -45,7 +45,7 @@ from relay.audit.sources.journal_files import (
     read_segment,
 )
 from relay.base import fsio
-from relay.base.discovery import has_config
+from relay.base.discovery import has_config, user_home
 from relay.base.errors import HomeMissing, JournalError, JournalPruned, RelayError
 from relay.base.home import JOURNAL
 from relay.journal.segment import segment_path
@@ -158,7 +158,7 @@ def watch(request: WatchRequest, on_batch: Callable[[WatchedBatch], object]) -> 
 
 def default_checkpoint(home: str) -> str:
     """Return the default checkpoint of a home; not in the home, which only its relay writes to."""
-    state = os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state")
+    state = os.environ.get(STATE_VARIABLE) or os.path.join(user_home(), ".local", "state")
     name = hashlib.sha256(home.encode()).hexdigest()[:16]
     return os.path.join(state, "agent-relay", "watch", name)
 

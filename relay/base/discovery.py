@@ -71,14 +71,17 @@ class Choice:
 
 
 def choose(given: str | None = None) -> Choice:
-    """Choose the home by the rules above; a refused one is chosen, but not opened."""
+    """Choose the home by the rules above; a refused one is chosen, but not opened.
+
+    Errors: those of ``user_home`` where its home is the default.
+    """
     if given:
         return Choice(given, GIVEN)
     if pin := os.environ.get(HOME_VARIABLE):
         return Choice(pin, PINNED)
     if found := search():
         return Choice(found.root, FOUND, found)
-    return Choice(default_home(), DEFAULT)
+    return Choice(os.path.join(user_home(), FOLDER), DEFAULT)
 
 
 def default_home() -> str:
@@ -86,10 +89,21 @@ def default_home() -> str:
     return os.path.abspath(os.path.expanduser(DEFAULT_HOME))
 
 
+def user_home() -> str:
+    """The user's home directory. Errors: HomeMissing where neither $HOME nor the system has it."""
+    path = os.path.expanduser("~")
+    if not os.path.isabs(path):
+        from relay.base.errors import HomeMissing
+
+        text = "the home directory of this user is not known"
+        raise HomeMissing(text, hint=f"set HOME, or name a relay home with --home or {PINNED}")
+    return path
+
+
 def default_root(given: str | None = None) -> str:
     """The path of the home of this process.
 
-    Errors: UnsafePath when the search decides, and what it found is refused.
+    Errors: those of ``choose``; UnsafePath when the search decides, and what it found is refused.
     """
     choice = choose(given)
     if choice.found and choice.found.problem:

@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from relay.base.discovery import user_home
 from relay.base.errors import RelayError
 from relay.base.home import Home
 from relay.base.names import NAME_VARIABLE, check_agent_name
@@ -168,7 +169,7 @@ def relay_command() -> list[str]:
 
 
 def _scopes(names: tuple[str, ...], *, user: bool) -> list[Scope]:
-    folder = os.path.expanduser("~") if user else os.getcwd()
+    folder = user_home() if user else os.getcwd()
     return [Scope(vendor, folder, is_user=user) for vendor in chosen(names)]
 
 

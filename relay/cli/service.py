@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import click
 
-from relay.base import fsio
-from relay.base.discovery import DEFAULT_HOME
+from relay.base import discovery, fsio
+from relay.base.discovery import FOLDER
 from relay.base.errors import EXIT_STATE, NotFound, RelayError
 from relay.base.home import tag_of
 from relay.cli.common import command, open_home, say
@@ -120,7 +120,7 @@ def service_of(
     Errors: NoService elsewhere than on Linux and macOS, and for a path that no unit can have.
     """
     python = python or sys.executable
-    user_home = environ.get("HOME") or os.path.expanduser("~")
+    user_home = environ.get("HOME") or discovery.user_home()
     for path in (home, python):
         if not os.path.isabs(path) or not path.isprintable():
             raise NoService(f"{path!r} is not an absolute path in printable characters")
@@ -139,7 +139,7 @@ def service_of(
 
 def _unit_path(home: str, user_home: str, stem: str, suffix: str) -> str:
     """Path of this home's file."""
-    default = os.path.join(user_home, os.path.basename(DEFAULT_HOME))
+    default = os.path.join(user_home, FOLDER)
     is_default = os.path.realpath(home) == os.path.realpath(default)
     return f"{stem}{suffix}" if is_default else f"{stem}-{tag_of(home)}{suffix}"
 

@@ -20,7 +20,7 @@ from relay.base.discovery import (
     other_home,
     search,
 )
-from relay.base.errors import UnsafePath
+from relay.base.errors import HomeMissing, UnsafePath
 from tests.procs import environment
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
@@ -61,6 +61,19 @@ def test_without_any_home_the_default_is_chosen(
     assert (choice.root, choice.rule) == (str(tmp_path / "me/.agent-relay"), "default")
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))  # which is not there
     assert search() is None
+
+
+def test_a_user_without_a_home_directory_names_one(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as a number: nothing is written into a folder named ~."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    for choose_one in (choose, discovery.user_home):
+        with pytest.raises(HomeMissing, match="home directory of this user is not known") as told:
+            choose_one()
+        assert told.value.hint.startswith("set HOME, or name a relay home with --home or $AGENT_")
+    assert choose(str(tmp_path / "named")).root == str(tmp_path / "named")
 
 
 def test_the_nearest_home_above_is_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
