@@ -77,12 +77,12 @@ def test_a_disk_without_a_free_inode_is_not_called_fine(tmp_path: Path) -> None:
     assert said.count(f"the disk of {tmp_path}/home takes no file: {why}") == 2  # and attention
 
 
+@pytest.mark.home("alice", "bob", checkpoint_ms=600_000)
 def test_a_home_that_is_mounted_anew_is_compared_as_after_a_power_cut(
     running: Relay, home: Path
 ) -> None:
-    """A disk that fell out and came back: what was written before it did may be damaged."""
-    for name in ("alice", "bob"):
-        relay("register", name, home=home)
+    """A disk that fell out and came back: what was written since the last checkpoint, before which
+    all is synced, may be damaged."""
     sent = relay("send", "bob", "hello", "--as", "alice", "--wait", "delivered", home=home)
     unread = home / "agents" / "bob" / "inbox" / f"{sent.stdout.strip()}.msg"
     running.kill()
