@@ -7,6 +7,7 @@ and follows every change without a restart.
 """
 
 import hashlib
+import os
 from typing import Annotated, Any
 
 import msgspec
@@ -395,17 +396,26 @@ def decode(data: bytes, path: str = "config.json") -> Config:
         listen_address(config.admin.listen)
     except ValueError as exc:
         raise ConfigError(f"{path}: admin.listen is {config.admin.listen!r}, {exc}") from exc
-    for name, argv in config.spawn.clis.items():
-        if not argv or not argv[0]:
-            raise ConfigError(
-                f"{path}: spawn.clis.{name} is {list(argv)}, expected a program first"
-            )
+    _check_programs(config, path)
     alert, most = config.ledger.wal_alert_mib, config.ledger.wal_most_mib
     if alert > most:
         raise ConfigError(
             f"{path}: ledger.wal_alert_mib is {alert}, expected no more than wal_most_mib, {most}"
         )
     return config
+
+
+def _check_programs(config: Config, path: str) -> None:
+    """Errors: ConfigError for a command without a program, and a root that none can be below."""
+    commands = {f"spawn.clis.{name}": argv for name, argv in config.spawn.clis.items()}
+    if config.attention.command:
+        commands["attention.command"] = config.attention.command
+    for name, argv in commands.items():
+        if not argv or not argv[0]:
+            raise ConfigError(f"{path}: {name} is {list(argv)}, expected a program first")
+    for root in config.spawn.roots:
+        if not os.path.isabs(root):  # the relay has no directory of its own, and no shell for `~`
+            raise ConfigError(f"{path}: spawn.roots has {root!r}, expected absolute paths")
 
 
 def _without_former(tree: Any) -> Any:

@@ -112,6 +112,10 @@ def test_a_change_keeps_the_rest_of_the_file(home: Path) -> None:
         ("security.rate_per_s", "10m", None),
         ("limits.batch_files", "0", None),
         ("spawn.roots", "/srv", None),
+        ("spawn.roots", '["~/projects"]', None),
+        ("spawn.roots", '[""]', None),
+        ("attention.command", '[""]', None),
+        ("attention.command", '["notify-send"]', ("notify-send",)),
     ],
 )
 def test_a_value_is_what_its_setting_needs(home: Path, name: str, text: str, value: object) -> None:
