@@ -162,17 +162,19 @@ class PlanExecutor(Part):
 
     def _stage(self, dirs: Dirs, plan: Plan, missed: Missed) -> Plan:
         """Stage every file of a plan; ``missed`` gets those whose inbox cannot be written."""
-        files = tuple([self._without_delivered(file, plan) for file in plan.files])
+        files = plan.files
+        if plan.draft is None:  # else it was stored just now
+            files = tuple([self._without_delivered(file) for file in files])
         for file in files:
             failed = file_ops.stage(dirs, file.message_id, file.data, file.recipients)
             for recipient, reason in failed.items():
                 missed[file.message_id, recipient] = reason
         return plan if files == plan.files else replace(plan, files=files)
 
-    def _without_delivered(self, file: OutgoingFile, plan: Plan) -> OutgoingFile:
+    def _without_delivered(self, file: OutgoingFile) -> OutgoingFile:
         """A file without the recipients that got it before a crash, or whose first attempt was lost
         in a power cut: the queue of held deliveries makes their next attempt."""
-        if file.attempt or plan.draft is not None:  # stored just now
+        if file.attempt:
             return file
         known = self._store.deliveries.of(file.number)
         left = tuple(

@@ -111,7 +111,7 @@ class Projection:
         if type(event) not in _HANDLERS:
             return
         try:
-            self.apply_all([(event, at_ns or _seconds_of(event) * NS_PER_S)])
+            self.apply_all([(event, at_ns or event.at * NS_PER_S)])
         except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
             self.skipped.append(f"{exc!r}: {event}")  # it stays in the journal: the start goes on
 
@@ -366,12 +366,6 @@ def _read_at(facts: DeliveryFacts, at: int) -> int:
 def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:
     for message_id, refusal, at in failures:
         ledger.fail([(message_id, refusal)], at)
-
-
-def _seconds_of(event: Event) -> int:
-    """When an event that makes rows happened, as it says itself (Unix seconds)."""
-    at: int = event.message.created_at if isinstance(event, events.MessageSent) else event.at  # type: ignore[union-attr]
-    return at
 
 
 def _system_row(message: Message, relay_id: str) -> FileFacts:

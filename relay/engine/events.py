@@ -20,6 +20,7 @@ gets a new version, and the old decoder stays.
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -51,6 +52,11 @@ class ChannelCreated(_Event, frozen=True):
     """A channel exists from now on."""
 
     channel: Channel
+
+    @property
+    def at(self) -> int:
+        """Unix seconds."""
+        return self.channel.created_at
 
 
 class ChannelChanged(_Event, frozen=True):
@@ -94,6 +100,11 @@ class SubscriptionAdded(_Event, frozen=True):
 
     subscription: Subscription
 
+    @property
+    def at(self) -> int:
+        """Unix seconds."""
+        return self.subscription.created_at
+
 
 class SubscriptionChanged(_Event, frozen=True):
     """A subscription is active or paused, and has this filter, from now on."""
@@ -116,6 +127,11 @@ class MessageSent(_Event, frozen=True):
     recipients: tuple[str, ...]
     held: bool = False  # max_pending is reached: delivered once other messages are final
     origin: Origin | None = None  # where an owner that delivers got it from
+
+    @property
+    def at(self) -> int:
+        """Unix seconds."""
+        return self.message.created_at
 
 
 class DeliveriesAdded(_Event, frozen=True):
@@ -318,12 +334,14 @@ class DuplicateNoted(_Event, frozen=True):
 
     key: tuple[str, int, str]  # correlation id, message id, recipient
     expires_ms: int
+    at: ClassVar[int] = 0  # as of the next one: told by other events of that time
 
 
 class DuplicatesForgotten(_Event, frozen=True):
     """The entries of the exactly-once set that had expired by then are removed."""
 
     at_ms: int
+    at: ClassVar[int] = 0
 
 
 Event = (

@@ -40,6 +40,7 @@ def apply(state: State, event: events.Event) -> None:
     """Change the state as the event says. The only code that does."""
     _APPLY[type(event)](state, event)
     state.sequence += 1
+    state.modified_at = event.at or state.modified_at
 
 
 def replay(state: State, event: events.Event, sequence: int) -> None:
@@ -48,13 +49,13 @@ def replay(state: State, event: events.Event, sequence: int) -> None:
     Errors: LookupError, ValueError for an event that does not fit the state; it counts, too.
     """
     state.sequence = sequence + 1
+    state.modified_at = event.at or state.modified_at
     _APPLY[type(event)](state, event)
 
 
 def _channel_created(state: State, event: events.ChannelCreated) -> None:
     state.add_channel(event.channel)
     state.next_channel = max(state.next_channel, event.channel.id + 1)
-    state.modified_at = event.channel.created_at
 
 
 def _channel_changed(state: State, event: events.ChannelChanged) -> None:
@@ -71,7 +72,6 @@ def _channel_changed(state: State, event: events.ChannelChanged) -> None:
     state.set_settings(event.channel_id, event.settings)
     if channel.state is ChannelState.PAUSED and event.state is not ChannelState.PAUSED:
         _release_replays(state, event.channel_id, event.at)
-    state.modified_at = event.at
 
 
 def _release_replays(state: State, channel_id: int, at: int) -> None:
@@ -95,7 +95,6 @@ def _participant_joined(state: State, event: events.ParticipantJoined) -> None:
         modified_at=event.at,
     )
     state.members[event.channel_id][event.participant.id] = None
-    state.modified_at = event.at
 
 
 def _participant_left(state: State, event: events.ParticipantLeft) -> None:
@@ -112,7 +111,6 @@ def _participant_left(state: State, event: events.ParticipantLeft) -> None:
             event.participant,
         ):
             state.drop_subscription(subscription.id)
-    state.modified_at = event.at
 
 
 def _participant_identified(state: State, event: events.ParticipantIdentified) -> None:
@@ -130,25 +128,21 @@ def _participant_identified(state: State, event: events.ParticipantIdentified) -
             state.channels[channel_id] = msgspec.structs.replace(
                 channel, participants=participants, modified_at=event.at
             )
-    state.modified_at = event.at
 
 
 def _subscription_added(state: State, event: events.SubscriptionAdded) -> None:
     subscription = event.subscription
     state.add_subscription(subscription)
     state.next_subscription = max(state.next_subscription, subscription.id + 1)
-    state.modified_at = subscription.created_at
 
 
 def _subscription_changed(state: State, event: events.SubscriptionChanged) -> None:
     if event.subscription.id in state.subscriptions:  # its pattern is unchanged
         state.subscriptions[event.subscription.id] = event.subscription
-    state.modified_at = event.at
 
 
 def _subscription_removed(state: State, event: events.SubscriptionRemoved) -> None:
     state.drop_subscription(event.subscription_id)
-    state.modified_at = event.at
 
 
 def _message_sent(state: State, event: events.MessageSent) -> None:
@@ -165,14 +159,12 @@ def _message_sent(state: State, event: events.MessageSent) -> None:
         state.pending.hold(message)
     elif state.pending.pending:
         state.note_pending(message)
-    state.modified_at = message.created_at
 
 
 def _deliveries_added(state: State, event: events.DeliveriesAdded) -> None:
     for message_id in event.message_ids:
         known = state.deliveries.get(message_id, {})
         state.set_deliveries(message_id, known, {event.recipient: _SENT})
-    state.modified_at = event.at
 
 
 def _deliveries_moved(state: State, event: events.DeliveriesMoved) -> None:
@@ -207,7 +199,6 @@ def _deliveries_staged(state: State, event: events.DeliveriesStaged) -> None:
         state.set_deliveries(message_id, known, {recipient: staged})
         if message_id in state.messages:
             _note_retries(state, message_id, staged)
-    state.modified_at = event.at
 
 
 def _for_the_record(state: State, event: events.Event) -> None:
@@ -226,14 +217,12 @@ def _message_received(state: State, event: events.MessageReceived) -> None:
         before.spent,
     )
     state.set_deliveries(event.message_id, known, {event.participant: after})
-    state.modified_at = event.at
 
 
 def _delivery_timed(state: State, event: events.DeliveryTimed) -> None:
     known = state.deliveries[event.message_id]
     state.set_deliveries(event.message_id, known, {event.recipient: event.delivery})
     _note_retries(state, event.message_id, event.delivery)
-    state.modified_at = event.at
 
 
 def _dead_lettered(state: State, event: events.DeadLettered) -> None:
@@ -251,7 +240,6 @@ def _dead_lettered(state: State, event: events.DeadLettered) -> None:
     state.dead[event.message_id] = DeadLetterInfo(
         event.at, event.last_error, (*earlier.recipients, *event.recipients)
     )
-    state.modified_at = event.at
     _note_dead_delivery(state, event.message_id)
 
 
@@ -272,7 +260,6 @@ def _dead_letter_replayed(state: State, event: events.DeadLetterReplayed) -> Non
     state.set_deliveries(event.message_id, known, due)
     for recipient in note.recipients:  # a replay is meant to be delivered again
         state.duplicates.pop((message.correlation_id or "", message.id, recipient), None)
-    state.modified_at = event.at
 
 
 def _dead_letter_discarded(state: State, event: events.DeadLetterDiscarded) -> None:
@@ -281,13 +268,11 @@ def _dead_letter_discarded(state: State, event: events.DeadLetterDiscarded) -> N
     if removed is not None:
         state.dead_index.remove([removed])
         state.forget(removed)
-    state.modified_at = event.at
 
 
 def _messages_archived(state: State, event: events.MessagesArchived) -> None:
     for message in state.drop_live(event.message_ids):
         state.add_archived(msgspec.structs.replace(message, status=MessageStatus.ARCHIVED))
-    state.modified_at = event.at
 
 
 def _archive_dropped(state: State, event: events.ArchiveDropped) -> None:
@@ -295,13 +280,11 @@ def _archive_dropped(state: State, event: events.ArchiveDropped) -> None:
     state.archive_index.remove(removed)
     for message in removed:
         state.forget(message)
-    state.modified_at = event.at
 
 
 def _rolled(state: State, event: events.Rolled) -> None:
     state.archives += (event.note,)
     state.evicting = event.message_ids
-    state.modified_at = event.at
 
 
 def _messages_evicted(state: State, event: events.MessagesEvicted) -> None:
@@ -311,7 +294,6 @@ def _messages_evicted(state: State, event: events.MessagesEvicted) -> None:
     state.archive_index.remove(archived)
     for message in (*removed, *archived):
         state.forget(message)
-    state.modified_at = event.at
 
 
 def _owed(state: State, event: events.Owed) -> None:
@@ -328,19 +310,16 @@ def _owed(state: State, event: events.Owed) -> None:
         for recipient in event.recipients
     }
     state.set_obligations(event.message_id, moved)
-    state.modified_at = event.at
 
 
 def _reminded(state: State, event: events.Reminded) -> None:
     before = state.owed[event.message_id][event.recipient]
     after = msgspec.structs.replace(before, due_ms=event.due_ms, reminders=event.reminders)
     state.set_obligations(event.message_id, {event.recipient: after})
-    state.modified_at = event.at
 
 
 def _owed_no_more(state: State, event: events.OwedNoMore) -> None:
     state.set_obligations(event.message_id, dict.fromkeys(event.recipients))
-    state.modified_at = event.at
 
 
 def _time_lost(state: State, event: events.TimeLost) -> None:
@@ -379,7 +358,6 @@ def _time_lost(state: State, event: events.TimeLost) -> None:
         first, second, *rest = known
         known = (Downtime(second.at, first.ms + second.ms), *rest)
     state.downtimes = known
-    state.modified_at = event.at
 
 
 def _duplicate_noted(state: State, event: events.DuplicateNoted) -> None:
@@ -432,7 +410,6 @@ def _note_retries(state: State, message_id: int, delivery: Delivery) -> None:
 
 def _set_status(state: State, message_id: int, at: int) -> None:
     """Update the message's status from its deliveries."""
-    state.modified_at = at
     message = state.messages.get(message_id)
     # once all have acknowledged it, a recipient added later does not change the status
     if message is None or message.status is MessageStatus.ACKNOWLEDGED:
