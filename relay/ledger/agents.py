@@ -92,8 +92,7 @@ class AgentTable:
         return [
             AgentRow(*row)
             for row in self._db.execute(
-                "SELECT name, status, reason, changed_at, registered_at, last_seen_at, pid "
-                "FROM agents ORDER BY name"
+                f"SELECT {', '.join(AgentRow._fields)} FROM agents ORDER BY name"
             ).fetchall()
         ]
 

@@ -63,10 +63,11 @@ class ObligationFacts(msgspec.Struct, gc=False, array_like=True):
     acked_at: int | None = None
 
 
-_COLUMNS = ", ".join(DeliveryFacts.__struct_fields__)
+_FACTS = DeliveryFacts.__struct_fields__
+_COLUMNS = ", ".join(_FACTS)
 _UPSERT = (  # one statement for the rows of a batch
     f"INSERT INTO deliveries ({_COLUMNS}) SELECT "
-    + ", ".join(f"json_extract(value, '$[{column}]')" for column in range(15))
+    + ", ".join(f"json_extract(value, '$[{place}]')" for place in range(len(_FACTS)))
     + " FROM json_each(?) WHERE json_extract(value, '$[0]') IN (SELECT message_id FROM messages) "
     "ON CONFLICT (message_id, recipient) DO UPDATE SET "
     # what was staged may have been written: the row is then ahead of the journal
