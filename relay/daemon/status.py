@@ -47,7 +47,6 @@ PAUSE_FACTOR = 100  # pause of this many times the last snapshot's cost: at most
 class StatusSnapshot(NamedTuple):
     """The loop's numbers at one instant."""
 
-    at_ns: int  # Unix time
     monotonic_ns: int
     watcher: str
     totals: dict[str, int]  # by the field names of Metrics
@@ -96,7 +95,6 @@ class StatusPublisher:
         metrics.overflows += self._watcher.overflows - self._overflows
         self._overflows = self._watcher.overflows
         return StatusSnapshot(
-            at_ns=self._clock.now_ns(),
             monotonic_ns=now,
             watcher=self._watcher.name,
             totals={name: getattr(metrics, name) for name in COUNTERS},

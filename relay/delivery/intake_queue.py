@@ -58,16 +58,14 @@ class IntakeQueue:
         self._ready: dict[str, dict[str, Hint]] = {}  # agents in the order of their turns
         self._throttled: dict[str, int] = {}  # agent -> when it may send again (monotonic ns)
         self._settling: dict[str, Hint] = {}  # agent -> what it is still writing
-        self._last: dict[str, str] = {}  # agent -> the last name of its ready ones
-        self._unsorted: set[str] = set()  # agents whose ready ones are not in that order
+        self._unsorted: set[str] = set()  # agents whose ready ones are not sorted by name
         self._deferred: dict[FileKey, Hint] = {}
         self._new: set[str] = set()  # of the ready ones: nothing of theirs has been taken yet
         self._incomplete: set[str] = set()  # agents with files that are not queued
-        self._count = 0  # of ready ones
         self._number = 0
 
     def __len__(self) -> int:
-        return self._count + len(self._deferred)
+        return sum(map(len, self._ready.values())) + len(self._deferred)
 
     @property
     def is_busy(self) -> bool:
@@ -80,13 +78,11 @@ class IntakeQueue:
         known = files.get(file_name) if files else None
         if known is None:
             known = self._deferred.pop((agent, file_name), None)
-            self._count += 1
         elif known.renamed or not renamed:
             return
         if known is None:
             if files is not None and len(files) >= MOST_FILES:
                 self._incomplete.add(agent)
-                self._count -= 1
                 return
             self._number += 1
             now = self._clock.monotonic_ns()
@@ -103,10 +99,8 @@ class IntakeQueue:
         """Insert among the ready files of its agent; they are sorted when popped."""
         agent, name = hint.agent, hint.file_name
         files = self._ready.setdefault(agent, {})
-        if name < self._last.get(agent, ""):
+        if files and name < next(reversed(files)):
             self._unsorted.add(agent)
-        else:
-            self._last[agent] = name
         files[name] = hint
 
     def defer(self, hint: Hint) -> None:
@@ -121,7 +115,6 @@ class IntakeQueue:
     def requeue(self, hint: Hint) -> None:
         """Requeue a popped file that waits for another one; its rate already includes it."""
         if hint.file_name not in self._ready.get(hint.agent, ()):
-            self._count += 1
             self._put(replace(hint, counted=True))
 
     def pop_batch(self, most: int) -> list[Hint]:
@@ -190,7 +183,6 @@ class IntakeQueue:
         if agent in self._unsorted:
             self._unsorted.discard(agent)
             files = dict(sorted(files.items()))
-            self._last[agent] = next(reversed(files))
         self._new.discard(agent)
         share = min(share, most - len(picked))
         tokens = self._limit.allowance(agent)
@@ -202,11 +194,9 @@ class IntakeQueue:
                     break
                 tokens -= 1
             picked.append(files.pop(name))
-            self._count -= 1
         if free != tokens:
             self._limit.spend(agent, free - tokens)
         if not files:
-            self._last.pop(agent, None)
             return False
         self._ready[agent] = files
         if not tokens and not next(iter(files.values())).counted:
@@ -226,7 +216,6 @@ class IntakeQueue:
             hint = replace(self._deferred.pop(key), due_ns=0)
             if key[1] not in self._ready.get(key[0], ()):
                 self._put(hint)
-                self._count += 1
 
 
 def sort_within_agents(
