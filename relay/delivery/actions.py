@@ -423,7 +423,7 @@ def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
         message_id=message_id,
         until=subject.at_ns + within_ms * NS_PER_MS,
     )
-    return ControlReply(None, effects=Effects(idle=asked))
+    return ControlReply(None, effects=Effects(asked=asked))
 
 
 # -- retention -------------------------------------------------------------------------------

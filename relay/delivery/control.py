@@ -61,7 +61,7 @@ class Orchestrator(Part):
                 return ControlReply(False, request)
             if request.spec is not None:
                 self._save(request.spec)
-            return ControlReply(None, effects=Effects(requests=(request,)))
+            return ControlReply(None, effects=Effects(asked=request.intent))
         if message.kind is Kind.CONTINUITY:
             return saved_state.handle(message, message_id, sender, lead, self._states)
         if message.kind is Kind.STATUS:
@@ -70,8 +70,8 @@ class Orchestrator(Part):
         reply = handle(message, subject, self._store, lead)
         if reply.effects.cancellation is not None:
             return self._canceller.cancel(reply.effects.cancellation)
-        idle = reply.effects.idle
-        if idle is not None and (why := self._no_session(idle.name)):
+        asked = reply.effects.asked
+        if asked is not None and (why := self._no_session(asked.name)):
             return ControlReply(False, why)
         change = reply.effects.status_change
         if change is None:

@@ -52,6 +52,7 @@ from relay.delivery.values import (
 )
 from relay.engine.archives import Roller
 from relay.engine.checkpoint import Flusher
+from relay.ledger.agents import NOTIFY_IDLE
 
 _AGENT = attrgetter("file.agent")
 BATCH_NS = 250 * NS_PER_MS  # of files, in one turn: what is left gives way to other agents
@@ -301,9 +302,9 @@ class Dispatcher(Part):
         for plan in result.executed:
             if (effects := plan.effects) is not NO_EFFECTS:
                 keys_changed |= effects.key is not None
-                self._has_process_requests |= bool(effects.requests)
-                if effects.idle:
+                if (asked := effects.asked) is not None and asked.operation == NOTIFY_IDLE:
                     self.idle.check_soon()
+                self._has_process_requests |= asked is not None
         self._validator.after_commit(dirs, keys_changed=keys_changed)
 
     def _plans(self, part: list[Inbound], postponed: list[tuple[Inbound, str]]) -> Iterator[Plan]:

@@ -236,12 +236,11 @@ class LedgerWriter(Part):
 
     def _record_effects(self, plan: Plan, now: int) -> None:
         effects, agents, processes = plan.effects, self._ledger.agents, self._ledger.processes
-        if effects.requests or effects.closed_intents or effects.process is not None:
-            processes.add_operations([request.intent for request in effects.requests], now)
+        if effects.asked is not None:
+            processes.add_operation(effects.asked, now)
+        if effects.closed_intents or effects.process is not None:
             processes.close_operations(effects.closed_intents, now)
             processes.put([effects.process] if effects.process is not None else [])
-        if effects.idle is not None:
-            processes.add_operations([effects.idle], now)
         if effects.incidents:
             fresh = self._counted.fresh(list(effects.incidents))
             agents.add_incidents(fresh, now, again=effects.may_repeat)

@@ -20,7 +20,6 @@ from relay.acomm.model import (
     Message,
     Origin,
 )
-from relay.agents.requests import ProcessRequest
 from relay.agents.status import StatusChange
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
@@ -300,11 +299,10 @@ class Effects(msgspec.Struct, frozen=True, gc=False):
     status_note: str | None = None  # the sender's own status text
     status_change: StatusChange | None = None
     key: tuple[str, str] | None = None  # of an agent from now on; an empty one: none
-    requests: tuple[ProcessRequest, ...] = ()  # processes to be started or ended
+    asked: PendingOperation | None = None  # what the command asks for, and is answered later
     process: ProcessRow | None = None  # its new row
     closed_intents: tuple[int, ...] = ()
     job: Job | None = None
-    idle: PendingOperation | None = None  # a request to be told when an agent is idle
     cancellation: Cancellation | None = None
 
 

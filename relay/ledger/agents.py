@@ -351,14 +351,11 @@ class ProcessTable:
         row = self._db.execute("SELECT ended_at FROM processes WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def add_operations(self, operations: Iterable[PendingOperation], now_ns: int) -> None:
-        """Add operations, open until ``close_operations``."""
-        self._db.executemany(
+    def add_operation(self, operation: PendingOperation, now_ns: int) -> None:
+        """Add an operation, open until ``close_operations``."""
+        self._db.execute(
             "INSERT INTO pending_operations (operation_type, payload, created_at) VALUES (?, ?, ?)",
-            [
-                (operation.operation, msgspec.json.encode(operation).decode(), now_ns)
-                for operation in operations
-            ],
+            (operation.operation, msgspec.json.encode(operation).decode(), now_ns),
         )
 
     def open_operations(self, *kinds: str) -> dict[int, PendingOperation]:
