@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import islice
 from typing import Any
 
-from relay.acomm.model import Delivery, DeliveryState, Message
+from relay.acomm.model import Delivery, Message
 from relay.base.errors import FormatError, RelayError
 from relay.base.finding import Finding
-from relay.base.names import ORCHESTRATOR
 from relay.delivery.projection import Projection, deliveries_of
 from relay.engine.engine import Engine
 from relay.engine.events import EventCodec
@@ -100,7 +99,7 @@ def _check_deliveries(
     states: Mapping[tuple[str, str], str],
     is_killed: bool,
 ) -> Iterator[Finding]:
-    expected: dict[tuple[str, str], str | None] = {key: "held" for key in unstaged(store)}
+    expected: dict[tuple[str, str], str | None] = {}
     for message, relay_id, deliveries in relayed(store):
         for fact in deliveries_of(message, relay_id, deliveries):
             expected[relay_id, fact.recipient] = fact.state
@@ -209,20 +208,6 @@ def relayed(store: Engine) -> Iterator[tuple[Message, str, Mapping[str, Delivery
         message = store.messages.get(number)
         if message is not None and message.relay_id is not None:
             yield message, message.relay_id, deliveries
-
-
-def unstaged(store: Engine, among: Iterable[int] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (relay id, recipient) of deliveries that were accepted, but never staged.
-
-    ``among``: numbers of the messages to check, if not all.
-    """
-    known = store.state.deliveries
-    for number in known if among is None else among:
-        for recipient, delivery in known.get(number, {}).items():
-            if delivery.state is DeliveryState.SENT and recipient != ORCHESTRATOR:
-                message = store.messages.get(number)
-                if message is not None and message.relay_id is not None:
-                    yield message.relay_id, recipient
 
 
 def unmatched_obligations(

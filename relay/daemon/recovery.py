@@ -36,7 +36,7 @@ from relay.base.message import (
     render,
 )
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, SHA256_PREFIX, answer_id, sha256_hex
-from relay.daemon.agreement import relay_ids, unmatched_obligations, unstaged
+from relay.daemon.agreement import relay_ids, unmatched_obligations
 from relay.daemon.inbox_repair import InboxRepair
 from relay.daemon.opening import OpenedStore
 from relay.delivery import downtime, file_ops
@@ -83,9 +83,8 @@ def recover(given: Resources, opened: OpenedStore, restorer: Restorer) -> list[t
             projection.apply(event, at_ns)
         events.commit()
         restorer.write(store, projection, events.journal.durable)
-        restored = restorer.restored + _restore_unfinished_rows(ledger, store, open_ones)
+        restored = restorer.restored + _restore_unfinished(ledger, store, open_ones, now)
         _reconcile(ledger, store, now)
-        _defer_unstaged(ledger, store, open_ones, now)
         files = _Files(dirs)
         if may_lack_unsynced:
             inboxes.clear_ended(home, now)
@@ -177,28 +176,34 @@ def _refused_files(dirs: Dirs, projection: Projection) -> list[tuple[str, str]]:
     return found
 
 
-def _restore_unfinished_rows(ledger: Ledger, store: Engine, among: Iterable[int]) -> int:
-    """Restore rows of unfinished messages known to the store alone; returns how many.
+def _restore_unfinished(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> int:
+    """Restore the rows of unfinished messages that the store alone knows; returns how many.
 
-    Needed when the ledger is gone and the journal starts after those messages.
+    Needed when the ledger is gone, or an old one, and the journal starts after those messages. What
+    is held and was not tried, or whose attempt was lost, is due now.
     """
     open_ones = store.messages.incomplete(among)
     ids, restored = list(open_ones), 0
     with ledger.transaction():
         for first in range(0, len(ids), ROWS):
             slice_ = ids[first : first + ROWS]
-            known = ledger.rows(slice_)
+            known, reached = ledger.rows(slice_), ledger.deliveries.rows(slice_)
+            missing, lacking = list[FileFacts](), list[DeliveryFacts]()
             for relay_id in slice_:
                 message = store.messages.get(open_ones[relay_id])
-                if relay_id in known or message is None:
+                if message is None:
                     continue
-                ledger.add([facts_of(message, relay_id)])
-                reached = store.state.deliveries.get(message.id, {})
-                ledger.deliveries.upsert(deliveries_of(message, relay_id, reached))
-                ledger.deliveries.set_obligations(
-                    downtime.obligations_of(relay_id, store.state.owed.get(message.id, {}))
-                )
-                restored += 1
+                facts = deliveries_of(message, relay_id, store.deliveries.of(message.id))
+                if relay_id in known:  # a row of one that was tried would lack its times
+                    facts = [one for one in facts if one.state == "held"]
+                else:
+                    missing.append(facts_of(message, relay_id))
+                have = reached.get(relay_id, {})
+                lacking += [one for one in facts if one.recipient not in have]
+            ledger.add(missing)
+            ledger.deliveries.upsert(lacking)
+            restored += len(missing)
+        ledger.deliveries.hold_rest(ACCEPTED, now)
     return restored
 
 
@@ -223,24 +228,6 @@ def _reconcile(ledger: Ledger, store: Engine, now: int) -> None:
             if store.messages.find_by_relay_id(relay_id) is None  # else it was replayed
         }
         ledger.deliveries.discard((relay_id, now) for relay_id in discarded)
-
-
-def _defer_unstaged(ledger: Ledger, store: Engine, among: Iterable[int], now: int) -> None:
-    """Make accepted deliveries that were never staged due, and those whose attempt was lost."""
-    owed: dict[str, list[str]] = {}
-    for relay_id, recipient in unstaged(store, among):
-        owed.setdefault(relay_id, []).append(recipient)
-    known, rows = ledger.deliveries.rows(owed), ledger.rows(owed)
-    with ledger.transaction():
-        ledger.deliveries.upsert(
-            [
-                DeliveryFacts(relay_id, recipient, "held", 1, now)
-                for relay_id, recipients in owed.items()
-                for recipient in recipients
-                if relay_id in rows and recipient not in known.get(relay_id, {})
-            ]
-        )
-        ledger.deliveries.hold_rest(ACCEPTED, now)
 
 
 class _Files:

@@ -8,9 +8,7 @@ that was set back moves deadlines nearer again. Only a TTL is not moved.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 
-from relay.acomm.model import Obligation
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import LedgerError
 from relay.delivery.values import MOST_PAUSE_S, Part, Resources
@@ -74,25 +72,17 @@ class Deadlines(Part):
 def open_obligations(store: Engine) -> list[ObligationFacts]:
     """Every owed answer in the store."""
     return [
-        duty
-        for number, owed in store.state.owed.items()
-        if (message := store.messages.get(number)) is not None and message.relay_id is not None
-        for duty in obligations_of(message.relay_id, owed)
-    ]
-
-
-def obligations_of(relay_id: str, owed: Mapping[str, Obligation]) -> list[ObligationFacts]:
-    """The answers owed for one message in the store."""
-    return [
         ObligationFacts(
-            relay_id,
+            message.relay_id,
             recipient,
             "open",
-            obligation.due_ms * NS_PER_MS or None,
-            obligation.reminders,
-            obligation.said or None,
+            owed.due_ms * NS_PER_MS or None,
+            owed.reminders,
+            owed.said or None,
         )
-        for recipient, obligation in owed.items()
+        for number, known in store.state.owed.items()
+        if (message := store.messages.get(number)) is not None and message.relay_id is not None
+        for recipient, owed in known.items()
     ]
 
 

@@ -390,7 +390,7 @@ def facts_of(message: Message, relay_id: str) -> FileFacts:
 def deliveries_of(
     message: Message, relay_id: str, deliveries: Mapping[str, Delivery]
 ) -> list[DeliveryFacts]:
-    """Deliveries of a message as far as the store knows them, without those never staged."""
+    """Deliveries of a message as far as the store knows them, without a command not carried out."""
     at = message.created_at * NS_PER_S
     return [
         DeliveryFacts(
@@ -401,7 +401,7 @@ def deliveries_of(
             at,
         )
         for recipient, delivery in deliveries.items()
-        if delivery.state is not DeliveryState.SENT
+        if recipient != ORCHESTRATOR or delivery.state is not DeliveryState.SENT
     ]
 
 
