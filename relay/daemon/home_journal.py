@@ -88,26 +88,16 @@ def open_journal(
     return journal, Tiers(journal.manifest, STREAM_ID, policy, clock, warn)
 
 
-class CoveredOffsets:
-    """The offsets that checkpoints cover: tells them to the tiers, and keeps the base."""
+def note_covered(home: Home, tiers: Tiers, below: int) -> None:
+    """Note that two checkpoints, the new one and ``.prev``, cover the journal below an offset.
 
-    def __init__(self, home: Home, tiers: Tiers, covered: int) -> None:
-        self._path = home.path(STORE) + PREVIOUS
-        self._base = home.path(BASE)
-        self._tiers = tiers
-        self._newest = covered
-
-    def written(self, offset: int) -> None:
-        """Note a new checkpoint; the previous one is ``.prev`` now, so both cover the journal.
-
-        If the journal is ever pruned, that one is kept as the base: with the rest of the journal it
-        is enough to rebuild the store. Errors: OSError.
-        """
-        policy = self._tiers.policy
-        if policy.keep_bytes is not None or policy.keep_age_s is not None:
-            link_base(self._path, self._base)
-        self._tiers.set_safe_offset(self._newest)
-        self._newest = offset
+    If the journal is ever pruned, ``.prev`` is kept as the base: with the rest of the journal it is
+    enough to rebuild the store. Errors: OSError.
+    """
+    policy = tiers.policy
+    if policy.keep_bytes is not None or policy.keep_age_s is not None:
+        link_base(home.path(STORE) + PREVIOUS, home.path(BASE))
+    tiers.set_safe_offset(below)
 
 
 def link_base(previous: str, base: str) -> None:

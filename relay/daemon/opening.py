@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from relay.acomm import store_file
@@ -32,7 +33,7 @@ from relay.base.errors import (
     VersionError,
 )
 from relay.base.home import ARCHIVES, BASE, JOURNAL, STORE, TOP_DIRS, Home
-from relay.daemon.home_journal import CoveredOffsets, open_journal, stream_dir
+from relay.daemon.home_journal import note_covered, open_journal, stream_dir
 from relay.delivery.eventlog import STREAM_ID, EventLog, replay
 from relay.engine.archive_files import ArchiveFiles
 from relay.engine.engine import Engine, load_state
@@ -182,8 +183,7 @@ def open_store(
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
-        on_checkpoint = CoveredOffsets(home, tiers, covered).written
-        log = EventLog(journal, codec, store, clock, boot, on_checkpoint)
+        log = EventLog(journal, codec, store, clock, boot, partial(note_covered, home, tiers))
         past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on

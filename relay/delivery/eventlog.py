@@ -50,7 +50,7 @@ class EventLog:
         self._store = store
         self._clock = clock
         self._boot_id = boot_id
-        self._on_checkpoint = on_checkpoint  # gets the offset that a new store file covers
+        self._on_checkpoint = on_checkpoint  # gets the offset below which two store files cover it
         self._epoch = 0
         self._recorded_boot_id = boot_id  # as recorded in the journal
         self._rolled: list[events.Rolled] = []  # appended, not yet noted in the manifest
@@ -164,8 +164,9 @@ class EventLog:
 
     def cover(self, position: JournalPosition) -> None:
         """Record a written store file, which covers everything before ``position``."""
+        below = self.journal.covered  # by the file before, too
         self.journal.note_checkpoint(position.offset)
-        self._on_checkpoint(position.offset)
+        self._on_checkpoint(below)
         frame = EventRecord(VERSION, checkpoint=Checkpoint(position.offset, self._store.sequence))
         self._append_control(frame, RecordFlag.SNAPSHOT_BOUNDARY)
 
