@@ -35,14 +35,16 @@ from relay.base.incidents import IncidentKind
 from relay.base.names import MSG_SUFFIX, is_agent_name, message_id_of
 from relay.ledger import attachments
 from relay.ledger.agents import AgentTable
-from relay.ledger.attachments import REMOVAL, SLICE
 from relay.ledger.file import SCHEMA_VERSION, open_readonly
 from relay.ledger.ledger import Ledger
 
+SLICE = 200  # files examined between pauses: a millisecond, which the loop may wait for
+REMOVAL = 12  # the cost of a removal, in examined files: ext4 avoids inodes freed just now
 SLICE_ROWS = 500  # some 2 ms of the loop
 KINDS = ("archive", "rejected", "read", "output", "attachments", "unfinished", "audit")
 UNFINISHED_NS = 3600 * NS_PER_S
 _UNFINISHED = re.compile(r"\..+\.tmp")  # as senders name what they have not renamed yet
+_PREFIX = re.compile(r"[0-9a-f]{2}")
 _MIB = 1 << 20
 
 
@@ -115,8 +117,9 @@ def prune_files(
                     yield None
                     cost = 0
         pruned.append(total)
-    pruned.append((yield from _collect_attachments(home, settings, now_ns, dry_run=dry_run)))
-    pruned.append((yield from _collect_unfinished(home, now_ns, dry_run=dry_run)))
+    pruned.append((yield from _remove_attachments(home, settings, now_ns, dry_run=dry_run)))
+    left = unfinished_attachments(home, now_ns)
+    pruned.append((yield from remove_files(home, "unfinished", left, dry_run=dry_run)))
     if not dry_run:
         for day in archive_pack.days(home):
             if _is_past(settings.archive_days, _day_ns(day), now_ns):
@@ -272,37 +275,55 @@ def _day_ns(day: str) -> int:
 # -- attachments -------------------------------------------------------------------------------
 
 
-def _collect_attachments(
+def _remove_attachments(
     home: Home, settings: RetentionSettings, now_ns: int, *, dry_run: bool
 ) -> Generator[None, None, Pruned]:
     """Remove attachments that no message names and no recipient is still to read."""
-    pruned = Pruned("attachments")
     days, mib = settings.attachments_days, settings.attachments_mib
     older_than_ns = yield from _cutoff(_attachment_files(home), now_ns, days, mib)
     path = home.path(LEDGER)
     if older_than_ns <= 0 or not _is_current_version(path):
-        return pruned
-    sizes = {"/".join([*f.folder, f.name]): (f.n_bytes, f.at_ns) for f in _attachment_files(home)}
+        return Pruned("attachments")
     # A connection of its own, which only reads: the loop is the ledger's only writer.
     with contextlib.closing(open_readonly(path)) as db:
-        agents = AgentTable(db)
-        for name in attachments.remove_unreferenced(home, agents, older_than_ns, dry_run=dry_run):
-            if name is None:
-                yield
-            else:
-                pruned = pruned.plus(*sizes.get(name, (0, now_ns)))
-    return pruned
+        files = unneeded_attachments(home, AgentTable(db), older_than_ns)
+        return (yield from remove_files(home, "attachments", files, dry_run=dry_run))
 
 
-def _collect_unfinished(home: Home, now_ns: int, *, dry_run: bool) -> Generator[None, None, Pruned]:
-    pruned = Pruned("unfinished")
+def remove_files(
+    home: Home, kind: str, files: Iterator[File | None], *, dry_run: bool
+) -> Generator[None, None, Pruned]:
+    """Remove files as they are found; yields None where that does."""
+    pruned = Pruned(kind)
     with home.dirs() as dirs:
-        for file in unfinished_attachments(home, now_ns):
+        for file in files:
             if file is None:
                 yield
             elif dry_run or _remove(dirs.get(*file.folder), file.name):
                 pruned = pruned.plus(file.n_bytes, file.at_ns)
     return pruned
+
+
+def unneeded_attachments(
+    home: Home, agents: AgentTable, older_than_ns: int
+) -> Iterator[File | None]:
+    """Yield attachments that are no longer needed, and None after each slice.
+
+    These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender that
+    attaches an existing file updates its mtime. Attachments of undelivered or unread messages stay.
+    ``agents``: of any connection, it is only read.
+    """
+    cost = 0
+    for file in _attachment_files(home):
+        cost += 1
+        is_in_place = len(file.folder) == 2 and _PREFIX.fullmatch(file.folder[1])
+        if is_in_place and file.at_ns < older_than_ns:
+            if not agents.needs_attachment(file.name, older_than_ns):
+                cost += REMOVAL
+                yield file
+        if cost >= SLICE:
+            yield None
+            cost = 0
 
 
 def unfinished_attachments(home: Home, now_ns: int) -> Iterator[File | None]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -27,7 +25,6 @@ from relay.base.finding import Finding
 from relay.base.home import Dirs, Home
 from relay.base.incidents import IncidentKind, Refusal, RefusalCode
 from relay.base.names import SHA256_PREFIX
-from relay.ledger.agents import AgentTable
 from relay.ledger.ledger import Ledger
 
 FOLDER = "attachments"
@@ -37,11 +34,8 @@ BATCH_BYTES = 16 << 20  # of all that are, in one batch: some twenty millisecond
 PIECE_BYTES = 1 << 20
 TURN_PIECES = 8  # before the next agent's turn: some ten milliseconds
 MOST_OPEN = 4  # files of one agent that are read at a time
-SLICE = 200  # files examined between pauses: a millisecond, which the loop may wait for
 REFERENCES = 200  # to attachments, looked at in one slice of the loop
-REMOVAL = 12  # the cost of a removal, in examined files: ext4 avoids inodes freed just now
 MOST_KNOWN = 10_000  # results in the cache
-_PREFIX = re.compile(r"[0-9a-f]{2}")
 
 Version = tuple[int, int, int]  # inode, size, mtime: a changed file is read again
 Key = tuple[str, Version]  # its SHA-256 by name, and the version of the file
@@ -226,32 +220,6 @@ def set_aside(dirs: Dirs, reference: str) -> None:
         fsio.rename(digest, folder, aside, folder)
 
 
-def remove_unreferenced(
-    home: Home, agents: AgentTable, older_than_ns: int, *, dry_run: bool = False
-) -> Iterator[str | None]:
-    """Remove attachments that are no longer needed; yields each path, relative to the home, and
-    None from time to time, so that the caller can pause.
-
-    These were last written, and last referred to, before ``older_than_ns`` (Unix ns); a sender
-    that attaches an existing file updates its mtime. Attachments of undelivered or unread messages
-    stay. ``agents``: of any connection, it is only read. ``dry_run``: nothing is removed.
-    Errors: OSError.
-    """
-    cost = 0
-    with home.dirs() as dirs:
-        for prefix in sorted(filter(_PREFIX.fullmatch, os.listdir(dirs.get(FOLDER)))):
-            for name in _old(dirs, prefix, older_than_ns):
-                cost += 1
-                if name and not agents.needs_attachment(name, older_than_ns):
-                    cost += REMOVAL
-                    if not dry_run:
-                        fsio.remove(name, dirs.get(FOLDER, prefix))
-                    yield f"{FOLDER}/{prefix}/{name}"
-                if cost >= SLICE:
-                    yield None
-                    cost = 0
-
-
 def remove_references(home: Home, ledger: Ledger, older_than_ns: int) -> Iterator[None]:
     """Remove references to attachments that are gone; yields after each slice, a transaction.
 
@@ -271,21 +239,6 @@ def remove_references(home: Home, ledger: Ledger, older_than_ns: int) -> Iterato
             with ledger.transaction():
                 agents.remove_references(stale)
         yield
-
-
-def _old(dirs: Dirs, prefix: str, older_than_ns: int) -> Iterator[str]:
-    """Yield the names of a folder's old files, and "" for others."""
-    try:
-        names = sorted(os.listdir(dirs.get(FOLDER, prefix)))
-    except UnsafePath:
-        return  # a link, or not a directory
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):  # set aside meanwhile
-            status = os.stat(name, dir_fd=dirs.get(FOLDER, prefix), follow_symlinks=False)
-            if status.st_mtime_ns >= older_than_ns or stat.S_ISDIR(status.st_mode):
-                yield ""
-            else:
-                yield name
 
 
 def _version(fd: int) -> Version:

@@ -15,6 +15,7 @@ import pytest
 from agent_sdk import Agent
 from relay.base import fsio
 from relay.base.clock import NS_PER_S
+from relay.daemon import prune
 from relay.delivery import validate
 from relay.ledger import attachments
 from tests.box import Box
@@ -204,10 +205,13 @@ def age(path: Path, days: int) -> None:
     os.utime(path, ns=(at, at))
 
 
-def collect(box: Box, days: int, **options: bool) -> list[str]:
+def collect(box: Box, days: int, *, dry_run: bool = False) -> list[str]:
+    """The paths of what is removed, or would be."""
     older_than_ns = time.time_ns() - days * DAY_NS
-    found = attachments.remove_unreferenced(box.home, box.ledger.agents, older_than_ns, **options)
-    return [path for path in found if path is not None]
+    found = [*prune.unneeded_attachments(box.home, box.ledger.agents, older_than_ns)]
+    for _ in prune.remove_files(box.home, "attachments", iter(found), dry_run=dry_run):
+        pass
+    return ["/".join((*file.folder, file.name)) for file in found if file is not None]
 
 
 def forget(box: Box) -> list[tuple[str]]:
