@@ -8,7 +8,7 @@ channel; the operator and the lead for everything. Fields: docs/formats/msg.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.acomm.model import (
@@ -114,14 +114,14 @@ def execute(
     name = given.pop("ACTION", "").lower()
     if name not in ACTIONS:
         what = f"there is no ACTION {name[:60]!r}" if name else "ACTION is missing"
-        raise Refused(f"{what}: a command has a body line `ACTION: …`, one of {_list(ACTIONS)}")
+        raise Refused(f"{what}: a command has a body line `ACTION: …`, one of {', '.join(ACTIONS)}")
     action = ACTIONS[name]
     missing = [field for field in action.needs if not given.get(field)]
     if missing:
         raise Refused(f"{missing[0]} is missing: {name} needs a body line `{missing[0]}: …`")
     unknown = sorted(given.keys() - {*action.needs, *action.takes})
     if unknown and not action.has_settings:
-        there_are = _list((*action.needs, *action.takes))
+        there_are = ", ".join((*action.needs, *action.takes))
         raise Refused(
             f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
         )
@@ -147,7 +147,7 @@ def _create(command: ControlCommand, store: Engine) -> str:
     name = valid_channel_name(command.fields["CHANNEL"], command.action)
     word = command.fields["TYPE"].lower()
     if word not in TYPES:
-        raise Refused(f"TYPE {word[:60]!r} is not one of {_list(TYPES)}")
+        raise Refused(f"TYPE {word[:60]!r} is not one of {', '.join(TYPES)}")
     owner = command.fields.get("OWNER") or command.sender
     if owner != command.sender and not command.is_privileged:
         raise Refused(
@@ -229,7 +229,7 @@ def _configure(command: ControlCommand, store: Engine) -> str:
     channel = _own_channel(command, store)
     settings = settings_of(command.settings)
     if not settings:
-        raise Refused(f"no setting is given: expected any of {_list(SETTINGS)}")
+        raise Refused(f"no setting is given: expected any of {', '.join(SETTINGS)}")
     store.channels.configure(channel.id, **settings)
     changed = ", ".join(f"{name} {value}" for name, value in command.settings.items())
     return f"channel {channel.name} has {changed}"
@@ -447,10 +447,6 @@ def _require_privileged(command: ControlCommand) -> None:
         raise Refused(
             f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"
         )
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 JOURNAL = "journal."

@@ -83,7 +83,7 @@ class Orchestrator(Part):
     def _save(self, spec: Spec) -> None:
         """Write what is to be started into run/. Errors: DiskFull."""
         try:
-            with self._states.home.dirs() as dirs:
+            with self._home.dirs() as dirs:
                 run_files.save_spec(dirs, spec)
         except (OSError, UnsafePath) as exc:
             raise DiskFull(f"run/ cannot be written: {exc}") from exc
@@ -92,7 +92,7 @@ class Orchestrator(Part):
         """The reason why it is not known when an agent is idle; empty if it is known."""
         if name not in self._roster.agents:
             return f"there is no agent {name}: `relay agents` lists them"
-        if live_session(self._states.home.root, name) is None:
+        if live_session(self._home.root, name) is None:
             return NO_SESSION.format(name)
         return ""
 

@@ -145,7 +145,8 @@ class State:
         state._load_messages(file)
         for subscription in file.subscriptions:
             state.add_subscription(subscription)
-        state.load_deliveries(kept.deliveries)
+        state.deliveries = kept.deliveries
+        state.load_timers()
         unknown = {m.id: DeadLetterInfo(m.created_at, "", ()) for m in state.dead_letters.values()}
         state.dead = unknown | kept.dead
         state.duplicates = dict(kept.duplicates)
@@ -356,11 +357,6 @@ class State:
             self.kept[message.channel_id] += self._weight(message)
         if message.metadata is not None:
             self._note_relay_id(message)
-
-    def load_deliveries(self, deliveries: dict[int, dict[str, Delivery]]) -> None:
-        """Like ``set_deliveries`` for all messages at once, when a store is opened."""
-        self.deliveries = deliveries
-        self.load_timers()
 
     def load_timers(self) -> None:
         """Set the timers of all deliveries."""
