@@ -128,9 +128,6 @@ def test_after_a_kill_it_is_said_who_did_not_stop_by_itself(running: Relay, home
     assert before - 60 * NS_PER_S < at_ns < time.time_ns()
     assert said in relay("top", home=home).stdout
 
-
-def test_after_a_stop_nothing_of_the_kind_is_said(running: Relay, home: Path) -> None:
-    running.kill()
     running.start()
     assert running.stop() == 0
     done = relay("status", home=home)

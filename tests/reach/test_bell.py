@@ -89,14 +89,6 @@ def test_urgent_messages_ring_at_once(bob: Cli, inbox: ClaudeInbox) -> None:
     assert len(inbox.texts) == 2
 
 
-def test_many_urgent_messages_are_few_rings() -> None:
-    memory, now = Memory(), 1000 * S
-    memory.rang({"1-a": True}, 0, now)
-    both = {"1-a": True, "2-b": True}
-    assert memory.due(both, 0, now + 10**6) == now + S
-    assert memory.due(both, 0, now + 3 * S) == now + 3 * S
-
-
 @pytest.mark.parametrize(
     ("text", "rings"),
     [
@@ -191,24 +183,23 @@ def test_something_new_after_an_answer_rings_at_once() -> None:
     assert memory.due(both, now + 1, now + 3) == now + 2 + 5 * S  # from the beginning
 
 
-def test_when_nothing_waits_the_next_one_rings_at_once() -> None:
-    memory, now = Memory(), 1000 * S
-    memory.rang({"1-a": False}, 0, now)
+def rung(at: int) -> Memory:
+    memory = Memory()
+    memory.rang({"1-a": False}, 0, at)
+    return memory
+
+
+def test_when_the_next_ring_is_due() -> None:
+    now, urgent = 1000 * S, {"1-a": False, "2-b": True}
+    assert rung(now).due(urgent, 0, now + 10**6) == now + S  # many of them are few rings
+    assert rung(now).due(urgent, 0, now + 3 * S) == now + 3 * S
+    assert rung(now + 10**6 * S).due({"1-a": False}, 0, now) == now + 5 * S  # a clock set back
+    memory = rung(now)
+    memory.again_s = 120  # a rung with a queue of its own
+    assert memory.due(urgent, 0, now + S) == now + 120 * S
+    memory = rung(now)
     assert memory.due({}, 0, now) is None
-    assert memory.due({"2-b": False}, 0, now + 1) == now + 1
-
-
-def test_a_clock_that_is_set_back_delays_no_ring_for_long() -> None:
-    memory, now = Memory(), 1000 * S
-    memory.rang({"1-a": False}, 0, now + 10**6 * S)
-    assert memory.due({"1-a": False}, 0, now) == now + 5 * S
-
-
-def test_a_rung_with_a_queue_of_its_own_is_not_rung_again_before_its_time() -> None:
-    memory, now = Memory(), 1000 * S
-    memory.rang({"1-a": False}, 0, now)
-    memory.again_s = 120
-    assert memory.due({"1-a": False, "2-b": True}, 0, now + S) == now + 120 * S
+    assert memory.due({"2-b": False}, 0, now + 1) == now + 1  # nothing waited in between
 
 
 # -- its life ----------------------------------------------------------------------------

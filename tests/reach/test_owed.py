@@ -70,14 +70,11 @@ def test_who_stops_hears_what_it_owes_twice_at_most(bob: Bob) -> None:
     assert bob.session.told == {asked: MOST_TOLD}
 
 
-def test_a_query_is_answered_by_a_reply(bob: Bob) -> None:
-    asked = bob.is_asked("query")
-    assert f"query {asked}: `relay reply {asked} ANSWER`" in (bob.stop() or "")
-
-
-def test_what_expects_no_answer_is_not_owed(bob: Bob) -> None:
+def test_a_query_is_answered_by_a_reply_and_a_message_by_nothing(bob: Bob) -> None:
     bob.is_asked("message")
     assert bob.stop() is None
+    asked = bob.is_asked("query")
+    assert f"query {asked}: `relay reply {asked} ANSWER`" in (bob.stop() or "")
 
 
 def test_an_answered_one_is_not_named_again(bob: Bob) -> None:
