@@ -70,11 +70,11 @@ def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> N
         channel = store.create_channel("c", ChannelType.GROUP, "a")
         store.join_channel(channel.id, "b")
         files: dict[int, tuple[int, int]] = {}
-        for number in range(400):
+        for number in range(200):
             query = store.send_query(channel.id, "a", f"query {number}")
             assert query.correlation_id is not None
             store.send_response(channel.id, "b", query.correlation_id, "yes")
-            if number % 20 == 0:
+            if number % 10 == 0:
                 file = store_file.read(path)
                 answers = sum(m.message_type is MessageType.RESPONSE for m in file.messages)
                 opened = CommStore.load(store.engine.clock, file)
@@ -86,4 +86,4 @@ def test_an_answer_and_what_it_answers_are_in_each_file_together(path: str) -> N
                 files[number] = (answers, acked)
     assert len({answers for answers, _ in files.values()}) > 3  # it was written in between
     assert all(answers == acked for answers, acked in files.values())
-    assert len(in_file(path)) == 800
+    assert len(in_file(path)) == 400
