@@ -24,7 +24,6 @@ from relay.commstore.store import CommStore
 from relay.engine import query, rules
 from relay.engine.rules import check_topic, match_mode, topic_matches
 from relay.engine.tables import MessageIndex, TopicTrie
-from tests.engine.support import channel_of, new_store
 from tests.fakes import FakeClock
 
 SEGMENT = st.sampled_from(["a", "b", "c"])
@@ -253,29 +252,3 @@ def test_what_is_no_pattern_or_no_topic_is_refused() -> None:
                 check(value)
             assert (caught.value.field, "\n" in str(caught.value)) == (field, False)
             assert caught.value.value_length == len(value.encode())
-
-
-INVALID = [
-    "(((a{100}){100}){100}){100}",
-    "(a{2000}){2000}",
-    "\\p{L}{900}" * 9,
-    "(",
-    "a(?=b)",
-    r"(a)\1",
-    "\ud800",
-]
-
-
-@pytest.mark.shows("engine 2.7")
-@pytest.mark.parametrize("pattern", INVALID)
-def test_a_pattern_that_is_invalid_or_too_large_is_refused(pattern: str) -> None:
-    store = new_store()
-    channel = channel_of(store, ChannelType.PUB_SUB, "a")
-    for ask in (
-        lambda: store.search(pattern),
-        lambda: store.subscribe(channel.id, "b", "#", MessageFilter(content_pattern=pattern)),
-    ):
-        with pytest.raises(ValidationFailed) as caught:
-            ask()
-        assert caught.value.field == "content_pattern"
-        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)

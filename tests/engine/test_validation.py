@@ -295,13 +295,17 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "sender": (5, HALF),
     "correlation_id": (HALF,),
     "topic_pattern": (HALF, 5, "a..b", "a.#.b"),
-    "content_pattern": (HALF, "(", "(" * 5000),
+    "content_pattern": (
+        *(HALF, "(", "(" * 5000, "a(?=b)", r"(a)\1", "\\p{L}{900}" * 9),
+        *("(((a{100}){100}){100}){100}", "(a{2000}){2000}"),
+    ),
     "sort_by": (4,),
     "sort_order": ("up",),
     "include_archived": ("no",),
 }
 
 
+@pytest.mark.shows("engine 2.7")
 @pytest.mark.parametrize("field", FILTERS)
 def test_a_filter_that_is_none_changes_nothing(
     store: CommStore, clock: FakeClock, field: str
