@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from relay.base import fsio
+from relay.base import fsio, process_info
 from relay.base.clock import NS_PER_S
 from relay.base.discovery import CONFIG
 from relay.base.errors import AlreadyRunning, ForeignOwner, HomeMissing, UnsafePath
@@ -442,10 +442,8 @@ def lock_home(root: str, text: str = "", hint: str = "") -> Iterator[None]:
 
 
 def lock_holder(home: Home) -> int | None:
-    """The pid of the relay running for this home, by the kernel's lock; None if there is none.
-
-    0 when this process is in a container or sandbox from which the relay's is not visible.
-    """
+    """The pid of the relay running for this home, by the kernel's lock; None if there is none, 0
+    if it is not visible from this container."""
     return fsio.lock_owner(home.path(LOCK))
 
 
@@ -456,7 +454,7 @@ def is_served(home: Home) -> bool:
         return False
     with open(home.path(LOCK), encoding="utf-8", errors="replace") as file:
         word = file.readline().strip()
-    return word == str(holder) or (holder == 0 and word.isdigit())
+    return word.isdigit() and process_info.calls_itself(holder, int(word))
 
 
 def running_trouble(home: Home) -> str:

@@ -29,6 +29,22 @@ def is_elsewhere(namespace: object) -> bool:
     return type(namespace) is int and namespace not in (0, pid_namespace())
 
 
+def calls_itself(pid: int, own: int) -> bool:
+    """True if ``own`` is a process's pid in its own PID namespace, that of a container for example.
+
+    Of a process that is not visible (``pid`` 0) nothing is known, and it may be.
+    """
+    inner = pid
+    try:
+        with open(f"{PROC}/{pid:d}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    inner = int(line.split()[-1])
+    except OSError:  # it has ended, or there is no /proc
+        pass
+    return own == inner or not pid
+
+
 def pid_text(pid: int) -> str:
     """The holder of a lock in a sentence; its pid is 0 when it is not visible from here."""
     return f"pid {pid}" if pid else "outside this container or sandbox"

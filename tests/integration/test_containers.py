@@ -24,7 +24,7 @@ from relay.base.process_info import pid_namespace
 from relay.ledger.file import open_readonly
 from relay.views.agents import find_alerts
 from tests.box import Box
-from tests.procs import PATIENCE_S, Relay, environment, rows_of
+from tests.procs import PATIENCE_S, Relay, environment, relay, rows_of
 from tests.shells import SHELLS, environment_of
 
 NAMESPACES = (["-p"], ["-U", "-r", "-p"])  # as root, or as a user where the machine allows that
@@ -65,28 +65,40 @@ def registered(box: Box) -> dict[str, Any]:
 def test_from_inside_a_relay_is_seen_and_used_and_gets_no_signal(
     running: Relay, home: Path, enter: list[str]
 ) -> None:
-    def relay(*words: str) -> tuple[int, str]:
+    def inside(*words: str) -> tuple[int, str]:
         argv = [*enter, sys.executable, "-m", "relay", "--home", str(home), *words]
         done = subprocess.run(
             argv, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         return done.returncode, done.stdout + done.stderr
 
-    code, said = relay("status")
+    code, said = inside("status")
     assert (code, said.splitlines()[0]) == (0, f"the relay is running, {OUTSIDE}")
-    assert f"a relay is running, {OUTSIDE}" in relay("where")[1]
-    assert relay("send", "bob", "hello", "--as", "alice", "--wait", "delivered")[0] == 0
-    assert relay("prune")[0] == 0  # asks the relay, which answers
+    assert f"a relay is running, {OUTSIDE}" in inside("where")[1]
+    assert inside("send", "bob", "hello", "--as", "alice", "--wait", "delivered")[0] == 0
+    assert inside("prune")[0] == 0  # asks the relay, which answers
 
-    code, said = relay("down")
+    code, said = inside("down")
     assert (code, said) == (
         1,
         f"relay: the relay, {OUTSIDE}, gets no signal from here; run `relay --home {home} down` "
         "where it was started\n",
     )
-    code, said = relay("config", "set", "disk.low_percent", "99")
+    code, said = inside("config", "set", "disk.low_percent", "99")
     assert f"the relay, {OUTSIDE}, gets no signal from here; its next start uses it" in said
     assert rows_of("status", home=home)[0]["pid"] == running.pid
+
+
+def test_a_relay_inside_is_asked_and_stopped_from_outside(home: Path, enter: list[str]) -> None:
+    inside = Relay(home)
+    inside.start(*enter)
+    try:  # its pid in .lock is that inside
+        assert (home / ".lock").read_text().split() == ["1"]
+        assert relay("prune", home=home).stdout == "nothing has expired\n"
+        assert relay("config", "set", "disk.low_percent", "99", home=home).returncode == 0
+        assert relay("down", home=home).returncode == 0
+    finally:
+        inside.kill()
 
 
 @pytest.mark.parametrize("kind", ["sdk", "shell"])
