@@ -37,12 +37,14 @@ class Deadlines(Part):
 
     def extend(self) -> None:
         """Move them at a start by the time no relay ran, as far as ledger and store tell."""
-        now, lost = self._clock.now_ns(), self._store.state.downtimes
-        # A restored ledger is older than the last event.
-        seen_at = max(self._ledger.alive_at() or 0, self._store.state.modified_at * NS_PER_S)
+        now, state = self._clock.now_ns(), self._store.state
+        lost, seen_at = state.downtimes, self._ledger.alive_at() or 0
+        if state.sequence:  # of a store without an event, made just now, it is the present
+            # A restored ledger is older than the last event.
+            seen_at = max(seen_at, state.modified_at * NS_PER_S)
         if lost and lost[-1].at * NS_PER_S > seen_at:  # a crash came before the ledger update
             seen_at = lost[-1].at * NS_PER_S
-        if abs(now - seen_at) >= LEAST_NS:
+        if seen_at and abs(now - seen_at) >= LEAST_NS:
             self._move(now - seen_at)
 
     def record_alive(self) -> None:

@@ -155,6 +155,16 @@ def test_who_was_there_before_a_long_sleep_gets_the_first_broadcast_after_it(box
     assert box.states(sent)["bob"] == "written"
 
 
+@WAYS
+def test_before_the_first_message_no_time_counts_either(box: Box, lose) -> None:  # type: ignore[no-untyped-def]
+    box.after(5)
+    lose(box, 8 * 86_400)
+    for _ in range(3):
+        box.after(31)
+    sent = box.send("alice", "TO: *\n\ngood morning")
+    assert box.states(sent)["bob"] == "written"
+
+
 def test_an_agent_whose_process_ended_before_a_sleep_has_its_five_minutes(box: Box) -> None:
     facts = {"pid": 4_194_304, "pid_start_ticks": 1, "started_at": box.clock.now_ns()}
     box.path("agents/bob/meta.json").write_text(json.dumps(facts))
