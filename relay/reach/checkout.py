@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from relay.base.clock import NS_PER_S, elapsed, local_time
 from relay.base.discovery import CONFIG
@@ -64,10 +64,15 @@ def worktree_of(folder: str) -> str:
 
 def neighbours(sessions: Iterable[Session], tree: str, agent: str) -> list[Session]:
     """The live sessions of other agents in a work tree."""
-    others = [
-        session for session in sessions if session.agent not in ("", agent) and session.is_live
-    ]
-    return [session for session in others if tree and worktree_of(session.cwd) == tree]
+    others = [session for session in _of_others(sessions, agent) if tree]
+    return [session for session in others if worktree_of(session.cwd) == tree]
+
+
+def _of_others(sessions: Iterable[Session], agent: str) -> Iterator[Session]:
+    """Those that run here: a path of another container may be another file."""
+    for session in sessions:
+        if session.agent not in ("", agent) and session.is_live and not session.is_elsewhere:
+            yield session
 
 
 def who_else(root: str, session: Session, sessions: Iterable[Session]) -> str:
@@ -131,7 +136,7 @@ def wrote(root: str, session: Session, facts: dict[str, object]) -> str:
     if not paths or not is_on(root):
         return ""
     now, own, lines = time.time_ns(), session.agent, []
-    others = {session.agent for session in load_sessions(root) if session.is_live} - {own, ""}
+    others = {session.agent for session in _of_others(load_sessions(root), own)}
     with session_lock(root, WRITTEN):
         written, told = _read(root, now)
         for path in paths:

@@ -6,13 +6,16 @@ with JSON on stdin, and what they print counts only if they exit with 0.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from relay.reach.session import Session, load_session
+from relay.reach.session import BELL, Session, changing, load_session, side_file
 from tests import forks
 
 RELAY = [sys.executable, "-m", "relay"]
@@ -173,3 +176,15 @@ def put(root: Path, agent: str, text: str, stem: str) -> str:
     (inbox / ".pending" / stem).write_text(text)
     os.rename(inbox / ".pending" / stem, inbox / f"{stem}.msg")
     return stem
+
+
+@contextlib.contextmanager
+def in_another_container(cli: Cli) -> Iterator[None]:
+    """A session that has begun is one of another container; its bell runs there in the block."""
+    cli.die()
+    with changing(str(cli.root), cli.session) as session:
+        session.pid_namespace = 1
+    with open(side_file(str(cli.root), session, BELL), "a") as bell:
+        fcntl.flock(bell, fcntl.LOCK_EX)  # once the bell that it has here has ended
+        yield
+        fcntl.flock(bell, fcntl.LOCK_UN)  # a process that began in the block has the file, too

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from relay.reach import binding
-from relay.reach.session import (
-    BELL,
-    Session,
-    changing,
-    live_session,
-    load_session,
-    save_session,
-    side_file,
-)
+from relay.reach.session import Session, live_session, load_session, save_session
 from tests.box import Box
-from tests.reach.hooks import Cli, put, reports, told
+from tests.reach.hooks import Cli, in_another_container, put, reports, told
 
 Start = Callable[..., Cli]
 HELLO = "FROM: alice\nTO: claude\nSENT: 2026-11-23T12:03:04.5Z\n\nhello"
@@ -88,29 +77,15 @@ def test_the_holder_keeps_its_name_and_the_second_is_told(root: Path, start_cli:
 
 
 def test_the_holder_in_another_container_keeps_its_name_while_its_bell_runs(
-    root: Path, start_cli: Start
+    start_cli: Start,
 ) -> None:
     """Its process is not visible from here; what its bell has locked is."""
-    with session_of(root, start_cli(), pid=4_194_304, pid_namespace=1) as bell:
-        fcntl.flock(bell, fcntl.LOCK_EX)
-        two = start_cli("s-2")
+    one, two, three = start_cli("s-1"), start_cli("s-2"), start_cli("s-3")
+    one.start()
+    with in_another_container(one):
         assert "It is not claude: a live session is claude." in two.start()
-        fcntl.flock(bell, fcntl.LOCK_UN)
-    three = start_cli("s-3")
     three.start()
     assert (two.name, three.name) == ("claude-2", "claude")
-
-
-@contextlib.contextmanager
-def session_of(root: Path, cli: Cli, **facts: int) -> Iterator[TextIO]:
-    """A session that has begun, with other facts; the file of its bell."""
-    cli.start()
-    cli.die()
-    with changing(str(root), cli.session) as session:
-        for name, value in facts.items():
-            setattr(session, name, value)
-    with open(side_file(str(root), session, BELL), "a") as bell:
-        yield bell
 
 
 def test_many_sessions_that_begin_at_once_have_different_names(

@@ -18,7 +18,7 @@ from relay.reach import checkout
 from relay.reach.checkout import WRITTEN, worktree_of
 from tests.fakes.harness import Harness
 from tests.procs import until
-from tests.reach.hooks import RELAY, Cli
+from tests.reach.hooks import RELAY, Cli, in_another_container
 from tests.reach.projects import install
 
 Start = Callable[..., Cli]
@@ -132,6 +132,16 @@ def test_who_has_ended_is_not_named(tree: Path, root: Path, start_cli: Start) ->
     writes(alice, tree / "a.py")
     alice.die()
     assert writes(bob, tree / "a.py") == "" and sent(root, "bob") == []
+
+
+def test_a_path_of_another_container_is_another_file(
+    tree: Path, root: Path, start_cli: Start
+) -> None:
+    alice, bob = two(start_cli)
+    writes(alice, tree / "a.py")
+    with in_another_container(alice):
+        assert "live also" not in bob.start()
+        assert writes(bob, tree / "a.py") == "" and sent(root, "bob") == []
 
 
 def test_the_file_is_known_through_links_notebooks_and_patches(
