@@ -1,7 +1,9 @@
-"""README and docs/tasks.md, pasted line by line into a shell, as a newcomer would."""
+"""The pages of the documents, pasted line by line into a shell as a newcomer would, and the scripts
+that show a day with agents."""
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from starlette.testclient import TestClient
 
+from relay.web.app import Web
 from tests import forks
 from tests.procs import PROJECT
 
@@ -133,3 +137,164 @@ def test_the_commands_of_a_page_do_what_it_says(name: str, person: Person) -> No
         assert code == expected_code(line), f"{line}\n{printed}"
     assert "Traceback" not in text
     check_output(page, shown, person.env["HOME"])
+
+
+# -- the pages of the agent CLIs -----------------------------------------------------------
+
+
+FAKES = PROJECT / "scripts" / "agents"
+NOTHING = re.compile("$.")  # no line is left out
+SESSION = re.compile(r"AGENT_RELAY_NAME=(\w+) (claude|codex|gemini|agy)$")
+STARTED = """AGENT_RELAY_NAME={0} python "{2}" {1} <> fifo-{0} > "$HOME/screen-{0}" 2>&1 &
+until grep -q '> ' "$HOME/screen-{0}"; do sleep 0.05; done
+until relay agents --json | grep -q '"name": "{0}"'; do sleep 0.05; done"""
+
+
+ANSWERED = """for i in $(seq 1000); do
+relay tail --since 5m --no-follow | grep 'no remarks' && break; sleep 0.1; done; """
+
+
+def typed(line: str) -> str:
+    """A line as it is pasted: a session of an agent CLI is started beside the shell."""
+    session = SESSION.match(line)
+    if session is None:
+        return line
+    name, cli = session.groups()
+    hello = f"echo hello > fifo-{name} & " if cli == "agy" else ""  # known from its first prompt
+    return f"mkfifo fifo-{name}; {hello}" + STARTED.format(name, cli, FAKES / "fake_cli.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["claude-code.md", "codex.md", "gemini.md", "agy.md"])
+def test_from_nothing_to_two_agents_that_talk(name: str, person: Person) -> None:
+    page = blocks(PROJECT / "docs" / name, NOTHING)
+    sockets = Path(person.env["HOME"], "sockets")
+    sockets.mkdir()
+    more = {"PATH": f"{FAKES}:{person.env['PATH']}", "FAKE_SOCKETS": str(sockets)}
+    lines = [(i, line) for i, one in enumerate(page) for line in one.lines]
+    if name not in ("gemini.md", "agy.md"):  # they are not woken
+        lines = [
+            (i, ANSWERED + line if line.startswith("relay tail") else line) for i, line in lines
+        ]
+    script = "\n".join(f"{typed(line)}\nprintf '\\001%s\\001\\n' $?" for _, line in lines)
+    text = person.paste(f"{script}\nkill $(jobs -p)", **more)
+    *parts, _ = re.split("\001\n", text)
+    shown: dict[int, list[str]] = {}
+    for (i, line), part in zip(lines, parts, strict=True):
+        printed, _, code = part.rpartition("\001")
+        assert int(code) == expected_code(line), f"{line}\n{printed}"
+        shown.setdefault(i, []).extend(printed.splitlines())
+        if line.startswith(ANSWERED):
+            assert re.search(r"acked .* operator -> bob +\(completed: no remarks\)", printed)
+        if "wake test" in line:
+            assert "in context" in printed, printed
+    assert "Traceback" not in text
+    check_output(page, shown, person.env["HOME"])
+
+
+@pytest.mark.slow
+def test_the_demo_of_two_agents(tmp_path: Path) -> None:
+    """The command wakes the worker, the question comes in the middle of its work."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "CI": "true"}
+    environment.pop("RELAY_NO_WAIT")
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        [PROJECT / "scripts" / "demo", "--agents"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    steps = [
+        r"^\$ relay hooks install claude",
+        r"delivered +\w+ +command +lead -> worker\n +test build 7",
+        r"delivered +\w+ +query +lead -> worker\n +how far is it\?",
+        r"completed\n +12 tests of build 7 passed",
+        r"== the lead's terminal",
+        r"\[posted\] agent-relay: 1 message waits",
+        r"worker \(ack\): completed 12 tests of build 7 passed",
+        r"== the worker's terminal",
+        r"\[queued\] agent-relay: 1 message waits",
+        r"lead \(command\): test build 7",
+        r"lead \(query\): how far is it\?\s+\$ sleep 1.2",  # there is more of its work to do
+        r"worker was rung: codex-queue",
+        r"shown to worker: session codex:",
+        r"seen in the context of worker: transcript, line \d+",
+        r"lead +active .* idle$",
+        r"worker +active .* idle$",
+        r"in context: ",
+    ]
+    at = 0
+    for step in steps:
+        found = re.compile(step, re.MULTILINE).search(done.stdout, at)
+        assert found, f"{step}\nis not in\n{done.stdout[at:]}"
+        at = found.end()
+
+
+# -- scripts/scenario: what an operator asks after a day with crashes ----------------------
+
+
+ANSWERS = {
+    "Did the worker get this message?": "completed by worker: deployed, health check passed",
+    "Did it get the one about the branch, whose id I do not have?": (
+        r"failed: no such branch +delete the branch release-41"
+    ),
+    "Who has not read something?": r"filer +active .* 6 +1 ",
+    "Which messages, and since when?": r"\d\d:\d\d:\d\d +operator +filer .*are you still there\?",
+    "Who has not read the broadcast?": "delivered to filer, not read yet",
+    "Who owes an answer?": r"filer .*please hand in|filer +command",
+    "What was begun and never finished?": r"worker .*in.progress",
+    "What was refused, and why?": r"filer .*there is no agent bbo",
+    "What failed at the worker, and why?": r"worker .*no such branch",
+    "What was given up?": r"filer .*no acknowledgment within 1 s, 2 attempts",
+    "Who crashed?": r"worker .*process \d+ has exited",
+    "What did the crash of the relay cost?": r"^OK$",
+}
+
+# In the page: an address, and what is there.
+IN_THE_PAGE = {
+    "/search?q=is:unread": "are you still there\\?",
+    "/search?q=is:open": "in progress",
+    "/failed": "no acknowledgment within 1 s, 2 attempts",
+    "/agents": r"process \d+ has exited",
+    "/health": "OK|nothing|no relay is running",
+}
+
+
+@pytest.mark.slow
+def test_every_question_has_one_command_and_a_clear_answer(tmp_path: Path) -> None:
+    """Three agents, one killed in the middle of a command, and a relay killed with SIGKILL."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "CI": "true"}
+    environment.pop("RELAY_NO_WAIT")
+    done = subprocess.run(
+        [PROJECT / "scripts" / "scenario"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    asked = dict(re.findall(r"^== (.*\?)\n((?:.+\n)+)", done.stdout, re.MULTILINE))
+    assert set(asked) == set(ANSWERS)
+    for question, answer in ANSWERS.items():
+        command, _, shown = asked[question].partition("\n")
+        assert re.search(answer, shown, re.MULTILINE), f"{command}\n{shown}"
+        assert "(exit code" not in shown, command
+    (folder,) = tmp_path.glob("relay-scenario-*")
+    try:
+        check_page(folder / "home")
+    finally:
+        shutil.rmtree(folder)
+
+
+def check_page(home: Path) -> None:
+    """The page answers questions of each of its parts."""
+    host, key = "127.0.0.1:8377", "a key"
+    headers = {"authorization": f"Bearer {key}"}
+    app = Web(str(home)).app(host, key)
+    client = TestClient(app, base_url=f"http://{host}", headers=headers)
+    for address, answer in IN_THE_PAGE.items():
+        page = client.get(address)
+        assert page.status_code == 200, (address, page.text)
+        text = html.unescape(re.sub(r"<[^>]*>", " ", page.text))
+        assert re.search(answer, " ".join(text.split())), f"{address}\n{text}"
