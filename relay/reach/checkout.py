@@ -5,7 +5,8 @@
                       its context, the other and the operator by a message
     before a command  that changes all of the tree (``git_words``): the agent CLI asks its person
 
-Nothing is locked and nothing denied. ``agents.shared_checkout`` in the configuration ends it.
+Nothing is locked and nothing denied. ``agents.shared_checkout`` in the configuration ends it. Only
+before git removes the home of the relay itself, which is ignored by it, a person is always asked.
 
     sessions/.written   {"written": {agent and path: Unix ns}, "told": {pair and path: Unix ns}}
 
@@ -21,10 +22,11 @@ from collections.abc import Iterable, Iterator
 
 from relay.base.clock import NS_PER_S, elapsed, local_time
 from relay.base.discovery import CONFIG
+from relay.base.discovery import FOLDER as HOME_FOLDER
 from relay.base.errors import RelayError
 from relay.base.process_info import words_of
 from relay.base.text import visible
-from relay.reach.git_words import tree_changes
+from relay.reach.git_words import TreeChange, tree_changes
 from relay.reach.report import log
 from relay.reach.session import (
     FOLDER,
@@ -42,6 +44,7 @@ CLASH_NS = 600 * NS_PER_S
 TOLD_NS = 3600 * NS_PER_S
 MOST_FILES = 500  # of all agents; the oldest are forgotten
 PATCHED = ("*** Update File: ", "*** Add File: ", "*** Delete File: ", "*** Move to: ")
+KEEPS_HOME = {"git clean": f"`-e {HOME_FOLDER}`", "git stash": "`-u` in place of `-a`"}
 UNATTENDED = ("-p", "--print")  # claude runs without a person: a question would be a refusal
 
 
@@ -86,9 +89,17 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
     """The reason to ask before a tool call; empty if there is none, or nobody could answer."""
     given = facts.get("tool_input")
     command = given.get("command") if isinstance(given, dict) else None
-    if not isinstance(command, str) or len(command) > MOST_COMMAND or not is_on(root):
+    if not isinstance(command, str) or len(command) > MOST_COMMAND:
         return ""
     changes = tree_changes(command, str(facts.get("cwd") or session.cwd))
+    for change in changes:
+        if change.has_ignored and _is_below(root, change):
+            return (
+                f"agent-relay: `{change.words}` with these options removes the relay's home "
+                f"{visible(root)} with all messages; {KEEPS_HOME[change.words]} keeps it"
+            )
+    if not is_on(root):
+        return ""
     is_alone = set(UNATTENDED) & set(words_of(session.pid))
     if not changes or is_alone or facts.get("permission_mode") == "dontAsk":
         return ""
@@ -102,6 +113,13 @@ def question(root: str, session: Session, facts: dict[str, object]) -> str:
                 f"in which live also {_named(others)}"
             )
     return ""
+
+
+def _is_below(root: str, change: TreeChange) -> bool:
+    """True if what a command removes is above a home: of the directory, or of the whole tree."""
+    folder = os.path.realpath(change.folder)
+    top = folder if change.words == "git clean" else worktree_of(folder)
+    return bool(top) and os.path.realpath(root).startswith(os.path.join(top, ""))
 
 
 def _named(sessions: list[Session]) -> str:

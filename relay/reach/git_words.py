@@ -14,6 +14,8 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from relay.base.discovery import FOLDER
+
 PUNCTUATION = "();<>|&\n"
 KEYWORDS = frozenset("if then elif else do while until ! { time".split())
 WRAPPERS = frozenset("command env exec nice nohup sudo".split())
@@ -47,6 +49,7 @@ class TreeChange(NamedTuple):
     words: str  # git and its verb
     folder: str  # where it runs
     is_below: bool = False  # what is in that directory: the whole tree if it is its top
+    has_ignored: bool = False  # and removes what git ignores, a home of a relay for example
 
 
 def tree_changes(line: str, folder: str) -> list[TreeChange]:
@@ -130,16 +133,18 @@ def _of_verb(verb: str, words: list[str], folder: str) -> TreeChange | None:
         if plain and plain[0] not in STASHES:
             return None
         subverb = plain.pop(0) if plain else "push"
-        return (
-            TreeChange(name, folder)
-            if subverb != "push"
-            else _by_paths(name, folder, plain + paths)
-        )
+        if subverb != "push":
+            return TreeChange(name, folder)
+        change = _by_paths(name, folder, plain + paths)
+        has_ignored = "a" in flags or "--all" in options
+        return change and change._replace(has_ignored=has_ignored)
     if verb == "clean":
         is_done = ("f" in flags or "--force" in options) and not (
             "n" in flags or "--dry-run" in options
         )
-        return _by_paths(name, folder, plain + paths) if is_done else None
+        change = _by_paths(name, folder, plain + paths) if is_done else None
+        has_ignored = bool(flags & {"x", "X"}) and not any(FOLDER in word for word in words)
+        return change and change._replace(has_ignored=has_ignored)
     if verb == "restore":
         return _by_paths(name, folder, plain + paths) if plain or paths else None
     if verb == "switch":

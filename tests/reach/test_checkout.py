@@ -253,6 +253,39 @@ def test_before_git_changes_a_checkout_in_which_another_lives_a_person_is_asked(
     assert asks(bob, "git stash", tree) == ""
 
 
+@pytest.mark.parametrize(
+    ("command", "where", "keeps"),
+    [
+        ("git clean -fdx", ".", "-e .agent-relay"),
+        ("git clean -ffdX .", ".", "-e .agent-relay"),
+        ("cd sub && git -C .. clean --force -d -x", ".", "-e .agent-relay"),
+        ("git stash -a", "sub", "-u"),
+        ("git stash push --all", ".", "-u"),
+        ("git clean -fdx -e .agent-relay", ".", ""),
+        ("git clean -fdx", "sub", ""),
+        ("git clean -ndx", ".", ""),
+        ("git clean -fd", ".", ""),
+        ("git clean -fdx build", ".", ""),
+        ("git stash -u", ".", ""),
+    ],
+)
+def test_before_git_removes_the_home_in_a_project_a_person_is_asked(
+    tmp_path: Path, start_cli: Start, command: str, where: str, keeps: str
+) -> None:
+    """Though no other session lives there, and whatever the setting says."""
+    tree = tmp_path / "project"
+    (tree / "sub").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    assert run(["--home", str(tree / ".agent-relay"), "init"]) == 0
+    (tree / ".agent-relay/config.json").write_text('{"agents": {"shared_checkout": false}}')
+    alice = start_cli("s-a", root=tree / ".agent-relay")
+    alice.start()
+    reason = asks(alice, command, tree / where, permission_mode="dontAsk")
+    assert bool(reason) == bool(keeps)
+    if keeps:
+        assert f"removes the relay's home {tree}/.agent-relay with all messages; `{keeps}" in reason
+
+
 def test_where_nobody_could_answer_nothing_is_asked(
     tree: Path, root: Path, start_cli: Start
 ) -> None:
