@@ -56,7 +56,8 @@ def test_cancel_takes_an_unread_message_back(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_completed_is_no_answer_to_a_query(home: Path) -> None:
+def test_what_is_no_answer_and_which_of_several_decides(home: Path) -> None:
+    """The last one does, and hides none in the trace."""
     asked = send(home, "bob", "which branch?", "--kind", "query")
     done = relay("ack", "--as", "bob", short(asked), "completed", home=home)
     assert done.returncode == 6
@@ -64,25 +65,16 @@ def test_completed_is_no_answer_to_a_query(home: Path) -> None:
     assert f"`relay --home {home} reply {asked} TEXT` does" in done.stderr
     assert (home / "agents/bob/inbox" / f"{asked}.msg").exists()
 
-
-@pytest.mark.usefixtures("running")
-def test_a_second_reply_says_that_it_replaces_the_first(home: Path) -> None:
-    asked = send(home, "bob", "which branch?", "--kind", "query")
     assert relay("reply", "--as", "bob", asked, "main", home=home).returncode == 0
     again = relay("reply", "--as", "bob", asked, "dev", home=home)
-    said = "relay: bob has answered it before, completed: main: the last answer decides\n"
-    assert again.returncode == 0 and again.stderr.endswith(said)
+    before = "relay: bob has answered it before, completed: {}: the last answer decides\n"
+    assert again.returncode == 0 and again.stderr.endswith(before.format("main"))
 
-
-@pytest.mark.usefixtures("running")
-def test_a_trace_has_every_answer_of_a_recipient(home: Path) -> None:
-    """A later one decides, and hides none."""
     sent = send(home, "bob", "deploy", "--kind", "command")
     relay("ack", "--as", "bob", sent, "in_progress", home=home)
     relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
     again = relay("nack", "--as", "bob", sent, "it broke after that", home=home)
-    said = "relay: bob has answered it before, completed: shipped: the last answer decides\n"
-    assert (again.returncode, again.stderr) == (0, said)
+    assert (again.returncode, again.stderr) == (0, before.format("shipped"))
     until(lambda: "failed by bob" in relay("trace", sent, home=home).stdout)
     lines = relay("trace", sent, home=home).stdout.splitlines()
     said = [line[16:] for line in lines if "answered" in line or "acknowledged" in line]

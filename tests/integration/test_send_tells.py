@@ -89,21 +89,12 @@ def test_a_full_disk_is_said_before_it_is_waited_for(
     assert len(list((home / "agents/alice/outbox").glob("*.msg"))) == 1
 
 
-def test_it_waits_for_a_step(running: Relay, home: Path) -> None:
-    def answer() -> None:
-        until(lambda: inbox_of(home, "bob"))
-        (path,) = inbox_of(home, "bob")
-        relay("ack", "--as", "bob", path.stem, "completed", home=home)
-
-    helper = threading.Thread(target=answer)
-    helper.start()
-    _, said = send(home, "bob", "hi", "--kind", "command", "--wait", "done")
-    assert said.startswith("completed by bob")
-    helper.join()
-
-
-def test_a_step_that_does_not_come(running: Relay, home: Path) -> None:
+def test_a_step_that_is_waited_for(running: Relay, home: Path) -> None:
     """Timeout with how far it came; a failure is told apart from it."""
+    done, _ = send(home, "bob", "do it", "--kind", "command")
+    relay("ack", "--as", "bob", done, "completed", home=home)
+    said = relay("wait", done, "done", home=home)
+    assert (said.returncode, said.stderr.startswith("relay: completed by bob")) == (0, True)
     _, said = send(home, "bob", "hi", "--wait", "read=3s", code=4)
     assert said == "delivered to bob, not read yet"
     command, _ = send(home, "bob", "do it", "--kind", "command")

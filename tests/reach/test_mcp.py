@@ -126,14 +126,6 @@ async def test_an_agent_joins_a_channel_and_leaves_it(served: Path) -> None:
         )
 
 
-async def test_who_answers_a_plain_message_hears_how_to(served: Path) -> None:
-    number = relay("send", "--as", "alice", "bob", "hello", home=served).stdout.strip()
-    async with Client(server_of(served).server) as client:
-        assert "hello" in await call(client, "inbox", wait_s=100)
-        text = await refusal(client, "answer", id=number, status="completed", body="hi")
-        assert text.endswith(f"; to answer it, send to alice with re {number}")
-
-
 async def test_a_message_whose_ttl_is_over_says_so(bobs_home: Path) -> None:
     """The relay delivers no message after its TTL; one that was delivered before stays."""
     deliver(bobs_home, SENT="2026-01-31T09:30:00.000000Z", TTL="60")
@@ -162,7 +154,7 @@ async def test_agents_tells_whose_process_has_ended(served: Path) -> None:
         assert agents_of(served)["bob"]["last_seen_at"] > before  # a call is a sign of life
 
 
-async def test_status_in_progress_keeps_it_owed(served: Path) -> None:
+async def test_a_query_is_owed_until_it_is_answered_and_a_message_is_not(served: Path) -> None:
     sent = relay("send", "--as", "alice", "bob", "which?", "--kind", "query", home=served)
     number = sent.stdout.strip()
     async with Client(server_of(served).server) as client:
@@ -171,20 +163,20 @@ async def test_status_in_progress_keeps_it_owed(served: Path) -> None:
         assert "owes 1" in await call(client, "agents", owing=True)
         await call(client, "answer", id=number, status="completed", body="main")
         assert await call(client, "agents", owing=True) == "no agents"
+
+        words = ("send", "--as", "alice", "bob", "the *build* is green", "--wait", "delivered")
+        plain = relay(*words, home=served).stdout.strip()
+        found = await call(client, "search", query="build from:alice")
+        assert found.startswith(f"{plain} from alice to bob, ")
+        assert found.endswith(": the *build* is green")
+        assert "green" in await call(client, "inbox", wait_s=100)
+        text = await refusal(client, "answer", id=plain, status="completed", body="hi")
+        assert text.endswith(f"; to answer it, send to alice with re {plain}")
     inbox = (served / "agents" / "alice" / "inbox").glob("*.msg")
     kinds = [
         line for one in sorted(inbox) for line in one.read_text().split("\n") if "KIND" in line
     ]
     assert kinds == ["KIND: ack", "KIND: response"]
-
-
-async def test_search_finds_what_was_sent(served: Path) -> None:
-    words = ("send", "--as", "alice", "bob", "the *build* is green", "--wait", "delivered")
-    number = relay(*words, home=served).stdout
-    async with Client(server_of(served).server) as client:
-        found = await call(client, "search", query="build from:alice")
-        assert found.startswith(f"{number.strip()} from alice to bob, ")
-        assert found.endswith(": the *build* is green")
 
 
 async def test_a_mailbox_that_is_gone_is_not_an_empty_one(bobs_home: Path) -> None:
