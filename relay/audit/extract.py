@@ -116,8 +116,9 @@ def extract(
     """Bring a home's rows in the lake up to date; ``name``: of a copy, else by its path.
 
     ``full``: everything is read again.
-    Errors: RelayError for a home or ledger that cannot be read, a lake that cannot be written, and
-    when ``strict`` for the first source that is damaged: then the lake is what it was.
+    Errors: RelayError for a home or ledger that cannot be read, a lake that cannot be written, one
+    that has another home under the name, and when ``strict`` for the first source that is damaged:
+    then the lake is what it was.
     """
     home = os.path.abspath(home)
     name = name or default_name(home)
@@ -146,6 +147,10 @@ def update(
     """Bring the rows of a home up to date with a snapshot of it. Errors: as ``extract``."""
     ident = home_id(name)
     known = read_manifest(lake, ident)
+    ledger_id = ledger_rows.read_state(snapshot.ledger.path).get("home_id", "")
+    if known is not None and ledger_id not in (known.ledger or ledger_id, ""):
+        hint = f"give this one a --name of its own, or remove {lake.url}/{manifest_path(ident)}"
+        raise RelayError(f"the lake has another home under the name {name}", hint=hint)
     there = {
         path: size for table in TABLES for path, size in lake.sizes(folder_of(table, ident)).items()
     }
@@ -176,7 +181,7 @@ def update(
         write_table(lake, ident, "none", table, TABLES[table].empty_table()) for table in empty
     ]
     parts.append(LakePart("none", {}, made_empty))
-    made = LakeManifest(version(), name, at_ns, parts)
+    made = LakeManifest(version(), name, at_ns, parts, ledger_id)
     lake.write(manifest_path(ident), msgspec.json.format(msgspec.json.encode(made)))
     files = list(made.files())
     for path in there.keys() - {file.path for file in files}:

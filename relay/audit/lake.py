@@ -66,6 +66,7 @@ class LakeManifest(msgspec.Struct, frozen=True):
     name: str  # of the home, for people
     at_ns: int  # of the ledger's snapshot
     parts: list[LakePart] = []
+    ledger: str = ""  # the home_id in the ledger; empty: of a home that was never started
 
     def files(self) -> Iterator[LakeFile]:
         """All files."""

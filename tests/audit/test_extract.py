@@ -240,6 +240,11 @@ def test_two_homes_do_not_touch_each_other(box: Box, tmp_path: Path, home: HomeB
     assert done.problems == []
     assert everything(where) == before
     assert [row["message_id"] for row in read(where, "ledger_messages", "another")] == ["1-a"]
+    other = Box(tmp_path / "other")
+    with contextlib.closing(other), pytest.raises(RelayError) as refused:
+        run(other.root, where)
+    assert str(refused.value) == f"the lake has another home under the name {NAME}"
+    assert everything(where) == before
     ids = sorted(lake.home_id(name) for name in (NAME, "another"))
     assert lake.homes_of(lake.open_lake(str(where))) == ids
 
