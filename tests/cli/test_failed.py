@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from subprocess import CompletedProcess
 from typing import Any
 
-from click.testing import CliRunner, Result
-
-from relay.cli import cli
 from tests.box import Box
+from tests.procs import relay, rows_of
 
 
-def run(box: Box, *args: str) -> Result:
-    """One command, in this process."""
-    return CliRunner().invoke(cli, ["--home", str(box.root), "failed", *args])
+def run(box: Box, *args: str) -> CompletedProcess[str]:
+    return relay("failed", *args, home=box.root)
 
 
 def rows(box: Box, *args: str) -> list[dict[str, Any]]:
     """The list as programs get it, newest first."""
-    done = run(box, *args, "--json")
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of("failed", *args, home=box.root)
 
 
 def facts(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -36,7 +31,7 @@ def test_a_message_that_was_handled_is_not_in_the_list(box: Box) -> None:
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {done}\n\ncompleted")
     box.send("bob", f"TO: alice\nKIND: ack\nRE: {begun}\n\nin_progress")
     shown = run(box)
-    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", "nothing failed\n")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "nothing failed\n")
 
 
 def test_what_the_relay_refused_with_its_reason(box: Box) -> None:

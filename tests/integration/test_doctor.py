@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
-from relay.cli import cli
 from relay.cli.common import plural
 from relay.daemon.home_journal import carry_out
 from relay.daemon.session import Executors
@@ -23,6 +20,7 @@ from relay.ledger.ledger import Ledger
 from tests.box import Box
 from tests.disk import flip
 from tests.fakes import IdleExecutor
+from tests.procs import relay, rows_of
 
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
@@ -48,15 +46,11 @@ def box(box: Box) -> Box:
 def doctor(box: Box) -> list[str]:
     """The findings; both ways of printing say the same, and so does the exit code."""
     before = {path: path.stat().st_mtime_ns for path in box.root.rglob("*.*") if path.is_file()}
-    result = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
-    assert result.exception is None, result.exception
-    *said, last = result.stdout.splitlines()
-    assert result.return_value == (3 if said else 0)
+    done = relay("doctor", home=box.root)
+    *said, last = done.stdout.splitlines()
+    assert done.returncode == (3 if said else 0)
     assert last == (f"{plural(len(said), 'problem')} found" if said else "OK")
-    result = CliRunner().invoke(
-        cli, ["--home", str(box.root), "doctor", "--json"], standalone_mode=False
-    )
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_of("doctor", home=box.root, exit_code=done.returncode)
     assert [f"{row['check']}: {row['finding']}; {row['remedy']}" for row in rows] == said
     changed = {path for path, at in before.items() if path.stat().st_mtime_ns != at}
     assert not {path for path in changed if "ledger" not in path.name}
@@ -169,10 +163,9 @@ def test_what_was_set_aside(box: Box) -> None:
 
 def test_a_write_that_a_crash_cut_short_is_a_note(box: Box) -> None:
     segment(box, 1).with_name("00000000000000000001.seg.torn").write_bytes(b"kept")
-    arguments = ["--home", str(box.root), "doctor"]
-    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert "seg.torn: a write cut short by a crash was set aside" in result.stdout
-    assert result.return_value == 0
+    done = relay("doctor", home=box.root)
+    assert "seg.torn: a write cut short by a crash was set aside" in done.stdout
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

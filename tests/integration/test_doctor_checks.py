@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from agent_sdk import Agent
 from relay.base import archive_pack, crypto, fsio
 from relay.base.config import Config, DiskSettings
 from relay.base.home import LEDGER
-from relay.cli import cli
 from relay.doctor import Finding, Severity, Target, examine, files, repair, system
 from tests.box import Box
 from tests.disk import killed_at
@@ -318,8 +316,8 @@ def test_an_older_schema_is_a_note_alone(box: Box) -> None:
     box.sql("PRAGMA user_version = 5")
     finding = one(box)
     assert finding.severity is Severity.NOTE and "its schema is 5" in str(finding)
-    done = CliRunner().invoke(cli, ["--home", str(box.root), "doctor"], standalone_mode=False)
-    assert done.return_value == 0 and done.stdout.splitlines()[-1] == "OK"
+    done = relay("doctor", home=box.root)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "OK"
 
 
 def test_a_ledger_that_lost_its_triggers(box: Box) -> None:

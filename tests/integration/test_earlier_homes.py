@@ -3,17 +3,14 @@ was delivered stays, nothing comes twice, and what an old row does not say is no
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from relay.base.home import LEDGER
-from relay.cli import cli
 from relay.ledger.file import SCHEMA_VERSION
 from tests.ledger.support import Look
-from tests.procs import Relay, earlier_home, relay, until
+from tests.procs import Relay, earlier_home, relay, rows_of, until
 
 
 @pytest.fixture(params=["stopped", "killed"])
@@ -44,12 +41,6 @@ def obligations(home: Path) -> set[tuple[str, str]]:
         return {(row[0], row[1]) for row in look.all(query)}
 
 
-def shown(home: Path, *args: str) -> str:
-    done = CliRunner().invoke(cli, ["--home", str(home), *args])
-    assert done.exit_code == 0, done.output
-    return str(done.stdout)
-
-
 def test_an_earlier_home_continues(home: Path) -> None:
     had, were, owed = files(home), rows(home), obligations(home)
     assert len(owed) == 3
@@ -72,9 +63,10 @@ def test_an_earlier_home_continues(home: Path) -> None:
     with Look(str(home / LEDGER)) as look:
         assert look.one("PRAGMA user_version") == SCHEMA_VERSION
     for message_id, _ in were:
-        outcome = json.loads(shown(home, "trace", message_id, "--json"))["outcome"]
+        outcome = rows_of("trace", message_id, home=home)[0]["outcome"]
         assert outcome and "not seen in .read" not in outcome
-    doctor = [line for line in shown(home, "doctor").splitlines() if "disk" not in line]
+    said = relay("doctor", home=home).stdout.splitlines()
+    doctor = [line for line in said if "disk" not in line]
     assert doctor == ["OK"], doctor
 
 

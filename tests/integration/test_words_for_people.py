@@ -6,27 +6,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import Any
 
-import pytest
-from click.testing import CliRunner
-
-from relay.cli import cli
 from tests.box import Box
+from tests.procs import agents_of, relay, rows_of
 
 COMMAND = "TO: bob\nKIND: command\nTHREAD: t-1\n\ndeploy"
 
 
-@pytest.fixture(autouse=True)
-def unbuffered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-
-
 def shown(box: Box, *args: str) -> str:
-    """What a command prints. In this process: a dozen of them would be slow on a busy machine."""
-    done = CliRunner().invoke(cli, ["--home", str(box.root), *args])
-    assert done.exit_code == 0, done.output
-    return str(done.stdout)
+    return relay(*args, home=box.root).stdout
 
 
 def short(message_id: str) -> str:
@@ -49,15 +37,15 @@ def rows(box: Box, *args: str) -> list[list[str]]:
     return [re.split(r"  +", line)[2:] for line in table[1:]]
 
 
-def agent(box: Box, name: str) -> dict[str, Any]:
-    found = map(json.loads, shown(box, "agents", "--json").splitlines())
-    return next(one for one in found if one["name"] == name)
-
-
 def unread(box: Box) -> list[str]:
     """The ids that the list has of bob."""
-    shown_ = shown(box, "unread", "--agent", "bob", "--json").splitlines()
-    return [json.loads(line)["id"] for line in shown_]
+    return [row["id"] for row in rows_of("unread", "--agent", "bob", home=box.root)]
+
+
+def counts(box: Box) -> tuple[int, int]:
+    """Of bob's messages: unread ones, dead ones."""
+    bob = agents_of(box.root)["bob"]
+    return bob["unread"], bob["dead"]
 
 
 def test_the_headline_says_how_it_stands(box: Box) -> None:
@@ -75,11 +63,6 @@ def test_the_headline_says_how_it_stands(box: Box) -> None:
         f"command alice -> bob: completed by bob: all green (answer {short(done)})"
     )
     assert f"acknowledged by bob: completed, all green (answer {short(done)})" in lines(box, sent)
-
-
-def test_a_file_that_was_no_message_has_neither_kind_nor_address(box: Box) -> None:
-    sent = box.send("alice", "no header at all")
-    assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
 
 
 def test_a_refusal_is_no_acceptance(box: Box) -> None:
@@ -120,6 +103,8 @@ def test_what_was_refused_says_why_once(box: Box) -> None:
     sent = box.send("alice", "TO: bbo\n\ntypo?")
     assert headline(box, sent).startswith("message alice -> bbo: refused: there is no agent bbo")
     assert sum("there is no agent" in line for line in lines(box, sent)) == 0
+    sent = box.send("alice", "no header at all")  # which has neither kind nor address
+    assert headline(box, sent).startswith(f"a file of alice: refused: {sent}.msg, line 1")
 
 
 def test_trace_says_that_nobody_was_seen_to_read_it(box: Box) -> None:
@@ -154,10 +139,10 @@ def test_what_was_taken_back_is_cancelled_and_not_expired(box: Box) -> None:
 
 def test_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> None:
     sent = box.send("alice", "TO: bob\nKIND: command\nDELIVERY: at-least-once\n\ndeploy")
-    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 0)
+    assert counts(box) == (1, 0)
     box.until_dead()
     assert box.states(sent) == {"bob": "dead"}
-    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (1, 1)
+    assert counts(box) == (1, 1)
     header, _, bob, _ = (line.split() for line in shown(box, "agents").splitlines()[:4])
     assert header == ["NAME", "STATUS", "SINCE", "ROLE", "SEEN", "UNREAD", "DEAD", "NOTE"]
     assert bob[:2] == ["bob", "active"] and bob[-3:-1] == ["1", "1"]
@@ -170,7 +155,7 @@ def test_what_stands_in_an_inbox_is_unread_whatever_became_of_it(box: Box) -> No
 
     box.take("bob", sent)
     box.tick()
-    assert (agent(box, "bob")["unread"], agent(box, "bob")["dead"]) == (0, 1)
+    assert counts(box) == (0, 1)
     assert unread(box) == []
     assert json.loads(shown(box, "audit", "digest", "--json"))["unread"] == 1
     assert headline(box, sent) == headline_ + "; it was read"
