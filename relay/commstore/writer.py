@@ -102,7 +102,7 @@ class FileWriter:
 
     def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
         """Write the events of ``store`` into the file at ``path`` from now on."""
-        self._flusher = Flusher(store, path, policy, self._clock, InlineExecutor(), key=key)
+        self._flusher = Flusher(store, path, policy, InlineExecutor(), key=key)
 
     def lock(self) -> contextlib.AbstractContextManager[object]:
         """The lock, for one command. In a fork none: a thread that is not there may hold it."""

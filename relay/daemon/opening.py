@@ -183,7 +183,7 @@ def open_store(
         journal.raise_ext_id(state.next_message - 1)
         for name in store.archives.rename_strays():
             warn(f"An archive that the store does not list was set aside: {name}")
-        log = EventLog(journal, codec, store, clock, boot, partial(note_covered, home, tiers))
+        log = EventLog(journal, codec, store, boot, partial(note_covered, home, tiers))
         past.projection.start(clock.now_ns())
         log.begin(epoch, past.boot)
         held.pop_all()  # the caller owns it from now on

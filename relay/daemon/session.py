@@ -130,11 +130,11 @@ class Session:
             self._executors = executors
             self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
             stack.callback(self._close_executors)
-            self.flusher = make_flusher(self.opened, home, config, clock, executors.flush, wake)
+            self.flusher = make_flusher(self.opened, home, config, executors.flush, wake)
             self.dispatcher = Dispatcher(
                 given,
                 flusher=self.flusher,
-                roller=Roller(store.archives, config.store, clock, executors.flush, wake),
+                roller=Roller(store.archives, config.store, executors.flush, wake),
                 roster=Roster(home, self.watcher, config.lead, log),
                 metrics=self.status.metrics,
             )
@@ -149,7 +149,7 @@ class Session:
             self.supervisor = Supervisor(
                 config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
-            self._publisher = StatusPublisher(self.dispatcher, store, self.watcher, clock)
+            self._publisher = StatusPublisher(self.dispatcher, store, self.watcher)
             disk = DiskWatch(home.root, config.disk, clock, measure_disk)
             self.disk_monitor = DiskMonitor(given, self.status, self.dispatcher, disk)
             self.dispatcher.requeue(requeued)
@@ -369,7 +369,6 @@ def make_flusher(
     opened: OpenedStore,
     home: Home,
     config: Config,
-    clock: Clock,
     executor: Executor,
     wake: Callable[[], None] = lambda: None,
 ) -> Flusher:
@@ -382,4 +381,4 @@ def make_flusher(
         settings.compress,
     )
     store, key, events = opened.store, opened.key, opened.events
-    return Flusher(store, path, policy, clock, executor, wake, key, events)
+    return Flusher(store, path, policy, executor, wake, key, events)

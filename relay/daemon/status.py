@@ -69,13 +69,11 @@ class StatusSnapshot(NamedTuple):
 class StatusPublisher:
     """Makes snapshots for those who ask. Owned by the loop."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, store: Engine, watcher: Watcher, clock: Clock
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, store: Engine, watcher: Watcher) -> None:
         self._dispatcher = dispatcher
         self._store = store
         self._watcher = watcher
-        self._clock = clock
+        self._clock = store.clock
         self._not_before_ns = 0
         self._overflows = 0
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from relay.acomm.engine_state import JournalPosition
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock
+from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.errors import RelayError
 from relay.base.metrics import SECONDS, Histogram
 from relay.engine import events, transitions
@@ -41,14 +41,13 @@ class EventLog:
         journal: Journal,
         codec: EventCodec,
         store: Engine,
-        clock: Clock,
         boot_id: str,
         on_checkpoint: Callable[[int], object],
     ) -> None:
         self.journal = journal
         self._codec = codec
         self._store = store
-        self._clock = clock
+        self._clock = store.clock
         self._boot_id = boot_id
         self._on_checkpoint = on_checkpoint  # gets the offset below which two store files cover it
         self._epoch = 0

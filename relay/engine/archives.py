@@ -40,7 +40,7 @@ from relay.acomm.model import (
     RetentionKind,
     StoreFile,
 )
-from relay.base.clock import NS_PER_S, Clock, iso_date
+from relay.base.clock import NS_PER_S, iso_date
 from relay.base.config import StoreSettings
 from relay.base.errors import (
     MessageNotFound,
@@ -66,6 +66,7 @@ class Archives:
     def __init__(self, core: Core, files: ArchiveFiles | None) -> None:
         self._core = core
         self.state = core.state
+        self.clock = core.clock
         self.files = files  # of what was rolled out
         self.file_bytes = 0  # of the store's file, when that was last written
         self.file_sequence = 0  # the events that it covers
@@ -292,7 +293,6 @@ class Roller:
         self,
         archives: Archives,
         settings: StoreSettings,
-        clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -301,7 +301,7 @@ class Roller:
         self._files = archives.files
         self._state = archives.state
         self._settings = settings
-        self._clock = clock
+        self._clock = archives.clock
         self._executor = executor
         self._wake = wake
         self._unscanned: list[int] = []  # message ids still to be checked, the next one last

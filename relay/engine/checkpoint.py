@@ -15,7 +15,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from relay.acomm import store_file
 from relay.acomm.engine_state import JournalPosition, StoreSnapshot
 from relay.base import fsio
-from relay.base.clock import NS_PER_MS, Clock
+from relay.base.clock import NS_PER_MS
 from relay.base.errors import RelayError
 from relay.engine.engine import Engine
 
@@ -84,7 +84,6 @@ class Flusher:
         store: Engine,
         path: str,
         policy: FlushPolicy,
-        clock: Clock,
         executor: Executor,
         wake: Callable[[], None] = lambda: None,
         key: bytes | None = None,
@@ -93,7 +92,7 @@ class Flusher:
         self._store = store
         self._path = path
         self._policy = policy
-        self._clock = clock
+        self._clock = store.clock
         self._executor = executor
         self._wake = wake
         self._key = key  # seals the file; None: it is plain

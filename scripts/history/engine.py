@@ -46,8 +46,8 @@ class Engine:
         opened = open_store(home, config, clock, _warn)
         self._store, self._log, self._tiers = opened.store, opened.events, opened.tiers
         self._written = 0  # events since the last commit
-        self._roller = Roller(self._store.archives, config.store, clock, InlineExecutor())
-        self._flusher = make_flusher(opened, home, config, clock, InlineExecutor())
+        self._roller = Roller(self._store.archives, config.store, InlineExecutor())
+        self._flusher = make_flusher(opened, home, config, InlineExecutor())
 
     @property
     def position(self) -> int:

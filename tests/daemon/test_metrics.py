@@ -21,7 +21,7 @@ def published(box: Box) -> tuple[SharedStatus, StatusPublisher]:
     """The session's status as of now."""
     status = box.session.status
     status.disk = DiskUsage(DiskState.OK, 1000, 300, 70.0, 50)
-    publisher = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock)
+    publisher = StatusPublisher(box.dispatcher, box.store, box.watcher)
     status.publish(publisher.step())
     return status, publisher
 

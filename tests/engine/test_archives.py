@@ -55,7 +55,7 @@ class Scene:
         self.store = Engine(
             self.clock, state, rules=BY_FILES, archive_files=files, keeps_events=True
         )
-        self.roller = Roller(self.store.archives, self.settings, self.clock, InlineExecutor())
+        self.roller = Roller(self.store.archives, self.settings, InlineExecutor())
 
     def reopened(self) -> None:
         """Written, and loaded again."""

@@ -70,7 +70,7 @@ class Bench:
         self.store = Engine(self.clock)
         self.channel = group_of(self.store, "a", "b")
         self.wakes = 0
-        self.flusher = Flusher(self.store, str(path), policy, self.clock, executor, wake=self._wake)
+        self.flusher = Flusher(self.store, str(path), policy, executor, wake=self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -182,7 +182,7 @@ def test_an_opened_store_is_durable(bench: MakeBench, tmp_path: Path) -> None:
     one.send(3)
     one.flusher.flush()
     opened = Engine(one.clock, state_of(store_file.read(str(one.path))))
-    again = Flusher(opened, str(one.path), BATCH, one.clock, InlineExecutor())
+    again = Flusher(opened, str(one.path), BATCH, InlineExecutor())
     assert again.durable == again.flush_if_due() == opened.sequence == one.store.sequence
     assert again.due_ns() is None
 

@@ -77,7 +77,7 @@ def test_the_curl_lines_answer_as_printed(document: str) -> None:
 
 def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
     status = SharedStatus(box.home.root, box.config, box.clock)
-    status.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher, box.clock).step()
+    status.snapshot = StatusPublisher(box.dispatcher, box.store, box.watcher).step()
     text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
     cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
     listed = [name for cell in cells for name in cell.split(", ")]
