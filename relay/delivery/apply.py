@@ -216,7 +216,7 @@ class PlanApplier(Part):
                 label = SYSTEM if "TOPIC" in message.headers else None
                 checksum = sha256_hex(message.body)
                 data = render_delivered(message, own.message_id, ORCHESTRATOR, at, checksum, label)
-                yield OutgoingFile(own.message_id, kept.id, data, recipients, is_own=True)
+                yield OutgoingFile(own.message_id, kept.id, data, recipients)
 
 
 def refuse_fault(inbound: Inbound, exc: Exception, log: LogCall) -> Plan:

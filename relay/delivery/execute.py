@@ -207,8 +207,8 @@ class PlanExecutor(Part):
             for reminder in plan.changes.reminders:
                 self._remind(reminder)
             if (inbound := plan.inbound) is not None and inbound.refusal is not None:
-                refused = _refused(inbound, inbound.refusal, plan.system_ids, now)
-                self._store.apply(refused, now)
+                answer_id = plan.files[0].message_id if plan.files else ""  # its nack alone
+                self._store.apply(_refused(inbound, inbound.refusal, answer_id, now), now)
         # last: a batch that was cut short has staged nothing
         self._store.deliveries.stage(ready, now)
         return without_event
@@ -351,14 +351,12 @@ def _end_of(ended: OverdueDelivery) -> DeliveryFacts:
     )
 
 
-def _refused(
-    inbound: Inbound, refusal: Refusal, answers: list[str], now: int
-) -> events.FileRefused:
+def _refused(inbound: Inbound, refusal: Refusal, answer_id: str, now: int) -> events.FileRefused:
     return events.FileRefused(
         inbound.file.message_id,
         inbound.origin(),
         refusal.reason,
-        answers[0] if answers else "",
+        answer_id,
         inbound.has_row,
         inbound.is_unsafe,
         now // NS_PER_S,

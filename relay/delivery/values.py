@@ -243,7 +243,6 @@ class OutgoingFile(msgspec.Struct, frozen=True, gc=False):
     recipients: tuple[str, ...]
     attempt: int = 0  # of a delivery that is made again; 0 for the first
     pause_s: int = 0  # until an inbox that cannot be written is tried again; 0: as at first
-    is_own: bool = False  # a message of the relay's own
 
 
 class Reminder(msgspec.Struct, frozen=True, gc=False):
@@ -346,11 +345,6 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     def message_id(self) -> str:
         """The id of the message that it is about; empty: none."""
         return self.subject.message_id
-
-    @property
-    def system_ids(self) -> list[str]:
-        """Ids of the relay's own messages that are written with it."""
-        return [file.message_id for file in self.files if file.is_own]
 
 
 Missed = dict[tuple[str, str], str]  # message id, recipient -> why it is not in its inbox

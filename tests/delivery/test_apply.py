@@ -21,7 +21,7 @@ from tests.engine.support import standing
 
 def said(work: Plan) -> str:
     """The body of the one answer of the orchestrator's."""
-    (answer,) = [posting for posting in work.files if posting.is_own]
+    (answer,) = [posting for posting in work.files if posting.message_id != work.message_id]
     return parse_delivered(answer.data).body.decode()
 
 
@@ -43,7 +43,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     for who in ("alice", "bob", "carol"):
         table.decide("TO: __orchestrator__\nKIND: join\n\nCHANNEL: team", who)
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
-    message, answer = sorted(work.files, key=lambda posting: posting.is_own)
+    message, answer = sorted(work.files, key=lambda posting: posting.message_id != work.message_id)
     assert message.recipients == ("bob",)
     assert [one.recipient for one in work.changes.ended] == ["carol"]
     assert answer.recipients == ("alice",)
@@ -91,7 +91,7 @@ def test_what_goes_to_nobody_is_answered_and_the_answer_is_kept(table: Table) ->
     assert answer.headers["RE"] == work.message_id
     assert answer.body.decode().startswith(f"not delivered: {work.message_id}.msg: there is")
     assert answer.headers["CHECKSUM"] == f"sha256:{sha256_hex(answer.body)}"
-    assert posting.is_own and work.system_ids == [posting.message_id]
+    assert posting.message_id == work.messages[0].message_id
     stored = table.store.messages.get(posting.number)
     assert stored and stored.metadata
     assert (stored.sender, stored.message_type) == (ORCHESTRATOR, MessageType.ERROR)
