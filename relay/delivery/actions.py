@@ -101,6 +101,7 @@ class Action(NamedTuple):
     needs: tuple[str, ...] = ("CHANNEL",)
     takes: tuple[str, ...] = ()
     has_settings: bool = False
+    is_privileged: bool = False  # for the operator and the lead alone
 
 
 def execute(
@@ -125,7 +126,10 @@ def execute(
         raise Refused(
             f"{name} does not accept {unknown[0]}: expected {there_are or 'ACTION alone'}"
         )
-    return action.do(ControlCommand(name, given, subject, lead), store)
+    command = ControlCommand(name, given, subject, lead)
+    if action.is_privileged and not command.is_privileged:
+        raise Refused(f"{name} is for {OPERATOR} and the lead alone, not for {command.sender}")
+    return action.do(command, store)
 
 
 def recorded_effects(fields: dict[str, str], subject: Subject, store: Engine) -> Effects:
@@ -326,23 +330,21 @@ def _replay(command: ControlCommand, store: Engine) -> str:
     return f"dead letter {name} is sent again to {recipients}"
 
 
-def _discard(command: ControlCommand, store: Engine) -> ControlReply:
+def _discard(command: ControlCommand, store: Engine) -> str:
     store.retries.discard(_dead_letter(command, store).message.id)
-    return ControlReply(True, f"dead letter {command.fields['ID']} is discarded")
+    return f"dead letter {command.fields['ID']} is discarded"
 
 
-def _purge(command: ControlCommand, store: Engine) -> ControlReply:
-    _require_privileged(command)
+def _purge(command: ControlCommand, store: Engine) -> str:
     age = command.fields["OLDER_THAN"]
     if not DIGITS.fullmatch(age):
         raise Refused(f"OLDER_THAN: expected seconds, got {age[:60]!r}")
     discarded = store.retries.purge(int(age))
-    return ControlReply(True, f"{plural(len(discarded), 'dead letter')} discarded")
+    return f"{plural(len(discarded), 'dead letter')} discarded"
 
 
 def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
     """The dead letter with that relay message id, or number in the store."""
-    _require_privileged(command)
     wanted = command.fields["ID"]
     for letter in store.retries.dead_letters():
         if wanted in (str(letter.message.id), letter.message.relay_id):
@@ -355,7 +357,6 @@ def _dead_letter(command: ControlCommand, store: Engine) -> DeadLetter:
 
 def _order(command: ControlCommand, store: Engine) -> ControlReply:
     """The journal command that a command asks for."""
-    _require_privileged(command)
     verb = command.action.removeprefix(JOURNAL)
     words = command.fields.get("SEGMENTS", "").split()
     numbers = {name: command.fields[name] for name in KEEPS if name in command.fields}
@@ -369,7 +370,6 @@ def _order(command: ControlCommand, store: Engine) -> ControlReply:
 
 def _register_key(command: ControlCommand, store: Engine) -> ControlReply:
     """Register a key for an agent."""
-    _require_privileged(command)
     name, word = command.fields["NAME"], command.fields["KEY"].lower()
     _check_agent("NAME", name)
     if word != NO_KEY and not PUBLIC_KEY.fullmatch(word):
@@ -390,7 +390,6 @@ def _register_key(command: ControlCommand, store: Engine) -> ControlReply:
 
 def _set_agent_status(command: ControlCommand, store: Engine) -> ControlReply:
     """The new status of an agent; the caller checks that the agent exists."""
-    _require_privileged(command)
     name = command.fields["NAME"]
     _check_agent("NAME", name)
     if name == OPERATOR:
@@ -430,23 +429,14 @@ def _notify_idle(command: ControlCommand, store: Engine) -> ControlReply:
 
 
 def _prune(command: ControlCommand, store: Engine) -> ControlReply:
-    _require_privileged(command)
     return ControlReply(None, effects=Effects(job=Prune()))
 
 
 def _pack(command: ControlCommand, store: Engine) -> ControlReply:
-    _require_privileged(command)
     before = command.fields.get("BEFORE", "")
     if before and not DAY.fullmatch(before):
         raise Refused(f"BEFORE: expected a day such as 2026-01-31, got {before[:60]!r}")
     return ControlReply(None, effects=Effects(job=Pack(before)))
-
-
-def _require_privileged(command: ControlCommand) -> None:
-    if not command.is_privileged:
-        raise Refused(
-            f"{command.action} is for {OPERATOR} and the lead alone, not for {command.sender}"
-        )
 
 
 JOURNAL = "journal."
@@ -464,14 +454,17 @@ ACTIONS = {
     "channel.unsubscribe": Action(_unsubscribe, takes=("PATTERN", "AGENT")),
     "channel.config": Action(_configure, has_settings=True),
     **{name: Action(_set_state) for name in STATES},
-    REGISTER_KEY: Action(_register_key, ("NAME", "KEY")),
-    RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",)),
-    REVIVE: Action(_set_agent_status, ("NAME",)),
+    REGISTER_KEY: Action(_register_key, ("NAME", "KEY"), is_privileged=True),
+    RETIRE: Action(_set_agent_status, ("NAME",), ("REASON",), is_privileged=True),
+    REVIVE: Action(_set_agent_status, ("NAME",), is_privileged=True),
     "agent.notify_idle": Action(_notify_idle, ("NAME",), ("ID", "WITHIN")),
-    "dead.replay": Action(_replay, ("ID",)),
-    "dead.discard": Action(_discard, ("ID",)),
-    "dead.purge": Action(_purge, ("OLDER_THAN",)),
-    **{JOURNAL + verb: Action(_order, (), _FIELDS.get(verb, ("SEGMENTS",))) for verb in VERBS},
-    "prune": Action(_prune, ()),
-    "archive.pack": Action(_pack, (), ("BEFORE",)),
+    "dead.replay": Action(_replay, ("ID",), is_privileged=True),
+    "dead.discard": Action(_discard, ("ID",), is_privileged=True),
+    "dead.purge": Action(_purge, ("OLDER_THAN",), is_privileged=True),
+    **{
+        JOURNAL + verb: Action(_order, (), _FIELDS.get(verb, ("SEGMENTS",)), is_privileged=True)
+        for verb in VERBS
+    },
+    "prune": Action(_prune, (), is_privileged=True),
+    "archive.pack": Action(_pack, (), ("BEFORE",), is_privileged=True),
 }
