@@ -26,6 +26,7 @@ from relay.base.clock import NS_PER_S, iso_time
 from relay.base.config import digest
 from relay.base.disk import DiskUsage
 from relay.base.home import LEDGER
+from relay.base.logs import LogCall
 from relay.base.names import listen_address
 from relay.base.status_client import SOCKET, socket_address
 from relay.base.text import json_line
@@ -48,7 +49,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Admin:
     """The HTTP servers. Started and stopped by the daemon, which holds the home's lock."""
 
-    def __init__(self, status: SharedStatus, log: Callable[..., object]) -> None:
+    def __init__(self, status: SharedStatus, log: LogCall) -> None:
         self._status = status
         self._log = log
         self._servers: list[_Threads] = []

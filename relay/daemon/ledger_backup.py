@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.base import fsio
@@ -21,6 +20,7 @@ from relay.base.clock import Clock
 from relay.base.config import Config
 from relay.base.errors import LedgerBusy, LedgerError, UnsafePath, VersionError
 from relay.base.home import LEDGER, Home, lock_home
+from relay.base.logs import LogCall
 from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, SCHEMA_VERSION, LedgerContent
@@ -179,7 +179,7 @@ class Rebuilt(NamedTuple):
     lost: tuple[str, ...]  # missing from the new one, a line each
 
 
-def rebuild(home: Home, config: Config, clock: Clock, log: Callable[..., object]) -> Rebuilt:
+def rebuild(home: Home, config: Config, clock: Clock, log: LogCall) -> Rebuilt:
     """Rebuild the ledger; the previous one is set aside, never removed.
 
     Committed by one rename: if killed before, the ledger is unchanged, and recovery's changes to

@@ -27,8 +27,7 @@ from msgspec.structs import replace
 
 from relay.agents.requests import redact
 from relay.base import fsio
-from relay.base.clock import NS_PER_MS, NS_PER_S, Clock, iso_date
-from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
+from relay.base.clock import NS_PER_MS, NS_PER_S, iso_date
 from relay.base.errors import (
     BodyTooLarge,
     ForeignOwner,
@@ -45,7 +44,7 @@ from relay.delivery import file_ops
 from relay.delivery.intake_queue import FileKey, Hint, IntakeQueue, sort_within_agents
 from relay.delivery.limits import RateLimit
 from relay.delivery.reads import COARSEST_NS
-from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, outbox_file_of
+from relay.delivery.values import IN_PENDING, Inbound, OutboxFile, Part, Resources, outbox_file_of
 from relay.reach.report import SUFFIX
 
 _KIND_OF: dict[type[RelayError], IncidentKind] = {
@@ -60,24 +59,17 @@ MALFORMED_NS = 5 * NS_PER_S  # at this age what is not a valid message is refuse
 PENDING_WARN_S = 30  # a file in .pending of this age was probably not renamed
 
 
-class Intake:
-    """The files waiting to be read, in order of discovery. Owned by the loop."""
+class Intake(Part):
+    """The files waiting to be read, in order of discovery."""
 
-    def __init__(
-        self,
-        detection: DetectionSettings,
-        limits: LimitSettings,
-        clock: Clock,
-        log: Callable[..., object],
-        security: SecuritySettings,
-    ) -> None:
-        self._max_body = limits.max_body_bytes
-        self._max_file = max_file_bytes(limits.max_body_bytes)
-        self._clock = clock
-        self._log = log
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
+        security, clock = given.config.security, given.clock
+        self._max_body = given.config.limits.max_body_bytes
+        self._max_file = max_file_bytes(self._max_body)
         self.rate_limit = RateLimit(security.rate_per_s, security.rate_burst, clock)
         self._queue = IntakeQueue(self.rate_limit, clock)
-        self._pending_files = PendingFiles(detection, clock, log)
+        self._pending_files = PendingFiles(given)
 
     @property
     def backlog(self) -> int:
@@ -330,15 +322,12 @@ def untouched_since(status: os.stat_result, now_ns: int) -> int:
 MOST_AT_ONCE = 1_000  # of an agent, between two scans: the next one lists the rest
 
 
-class PendingFiles:
-    """Files that stay in ``.pending`` for long. Owned by the loop."""
+class PendingFiles(Part):
+    """Files that stay in ``.pending`` for long."""
 
-    def __init__(
-        self, detection: DetectionSettings, clock: Clock, log: Callable[..., object]
-    ) -> None:
-        self._over_ns = detection.orphan_after_s * NS_PER_S
-        self._clock = clock
-        self._log = log
+    def __init__(self, given: Resources) -> None:
+        super().__init__(given)
+        self._over_ns = given.config.detection.orphan_after_s * NS_PER_S
         self._warned: dict[str, set[tuple[str, int]]] = {}  # by agent: name and inode
         self._over: dict[FileKey, None] = {}  # agent and name, oldest look first
 

@@ -93,15 +93,13 @@ class Dispatcher(Part):
 
     def _build_intake(self, given: Resources) -> None:
         """Build what a file passes before it is planned."""
-        config, clock, log = given.config, given.clock, given.log
-        self._intake = Intake(config.detection, config.limits, clock, log, config.security)
+        self._intake = Intake(given)
         self._validator = Validator(given, SigningKeys(given), self._roster)
         self.guard = directory_guard.DirectoryGuard(given.home)
         self._claimer = Claimer(given)
-        age_ns = given.store.deliveries.running_ns
-        self._statuses = AgentStatusTracker(
-            given.ledger, self._roster, config.agents, clock, age_ns, log
-        )
+        _, _, ledger, store, _, clock, log = given
+        age_ns, settings = store.deliveries.running_ns, given.config.agents
+        self._statuses = AgentStatusTracker(ledger, self._roster, settings, clock, age_ns, log)
         self._reply_loops = ReplyLoops(given)
 
     def _build_execution(self, given: Resources) -> None:

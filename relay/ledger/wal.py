@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import StrEnum
 
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import LedgerSettings as Settings
 from relay.base.errors import LedgerError
+from relay.base.logs import LogCall
 from relay.ledger import file as ledger_file
 from relay.ledger.schema import WAL_KEPT_BYTES
 
@@ -76,7 +76,7 @@ class WalWatch:
         settings: Settings,
         clock: Clock,
         executor: Executor,
-        log: Callable[..., object],
+        log: LogCall,
     ) -> None:
         self._path = path
         self._settings = settings

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from relay.base.clock import NS_PER_S
-from relay.base.config import DetectionSettings, LimitSettings, SecuritySettings
+from relay.base.config import Config, DetectionSettings, LimitSettings
 from relay.base.home import Home
 from relay.base.incidents import Refusal
 from relay.delivery.intake import Intake
-from relay.delivery.values import Inbound
+from relay.delivery.values import Inbound, Resources
 from tests.fakes import FakeClock
 
 START_NS = 1_769_851_800 * NS_PER_S
@@ -28,7 +28,9 @@ class Desk:
         self.home = Home.create(str(root))
         self.home.make_agent("alice")
         self.outbox = root / "agents" / "alice" / "outbox"
-        self.intake = Intake(detection, limits, self.clock, self._note, SecuritySettings())
+        config, nothing = Config(detection=detection, limits=limits), cast(Any, None)
+        given = Resources(config, self.home, *[nothing] * 3, self.clock, self._note)
+        self.intake = Intake(given)
 
     def _note(self, event: str, **facts: Any) -> None:
         self.log.append({"event": event, **facts})
