@@ -77,9 +77,7 @@ class Dispatcher(Part):
         self._flusher = flusher
         self._roller = roller
         self._roster = roster
-        self._build_intake(given)
-        self._build_execution(given)
-        self._build_sources(given)
+        self._build(given)
         self._events.measure(metrics.commit_s)
         self._pauses: dict[str, str] = {}  # source of a pause -> reason; empty: not paused
         self._left: list[Inbound] = []  # claimed, and not begun in the time of their batch
@@ -91,49 +89,47 @@ class Dispatcher(Part):
         self._has_process_requests = False  # for processes to be started or ended
         self._due_ns = 0  # of the next turn with something to do (monotonic)
 
-    def _build_intake(self, given: Resources) -> None:
-        """Build what a file passes before it is planned."""
+    def _build(self, given: Resources) -> None:
+        """Build and connect the parts, in the order of a turn."""
+        roster, metrics = self._roster, self.metrics
+        _, home, ledger, store, _, clock, log = given
+        self.guard = directory_guard.DirectoryGuard(home)
+        # what a file passes before it is planned
         self._intake = Intake(given)
-        self._validator = Validator(given, SigningKeys(given), self._roster)
-        self.guard = directory_guard.DirectoryGuard(given.home)
+        self._validator = Validator(given, SigningKeys(given), roster)
         self._claimer = Claimer(given)
-        _, _, ledger, store, _, clock, log = given
-        age_ns, settings = store.deliveries.running_ns, given.config.agents
-        self._statuses = AgentStatusTracker(ledger, self._roster, settings, clock, age_ns, log)
         self._reply_loops = ReplyLoops(given)
-
-    def _build_execution(self, given: Resources) -> None:
-        """Build what executes plans."""
-        roster, statuses = self._roster, self._statuses
-        states = StateStore(given.home, given.config.continuity)
-        self._ledger_writer = writer = LedgerWriter(given)
-        self._reads = ReadDetector(given, writer, self.metrics)
-        canceller = Canceller(given, self._reads)
+        age_ns, settings = store.deliveries.running_ns, given.config.agents
+        statuses = AgentStatusTracker(ledger, roster, settings, clock, age_ns, log)
+        self._statuses = statuses
+        # what executes plans
+        states = StateStore(home, given.config.continuity)
+        writer = self._ledger_writer = LedgerWriter(given)
+        reads = ReadDetector(given, writer, metrics)
+        canceller = Canceller(given, reads)
         orchestrator = Orchestrator(given, roster, statuses, states, canceller)
         applier = PlanApplier(given, orchestrator)
-        self._executor = PlanExecutor(given, applier, canceller, writer, self.metrics)
+        self._executor = PlanExecutor(given, applier, canceller, writer, metrics)
         self.notifier = Notifier(given, roster, self._executor, states)
-
-    def _build_sources(self, given: Resources) -> None:
-        """Build what finds files, and what makes plans without one."""
-        self._deadlines = Deadlines(given)
+        # what makes plans without a file, and what finds files
         self.idle = IdleNotices(given)
         self._sources: tuple[PlanSource, ...] = (
             HeldQueue(given),
             RetryQueue(given),
-            Reminders(given, self._statuses.process_endings),
+            Reminders(given, statuses.process_endings),
             self.idle,
         )
+        self._deadlines = Deadlines(given)
         limit, on_state = self._intake.rate_limit, self.idle.on_state
-        self._reports = ReportReader(given, self._ledger_writer, limit, on_state)
+        self._reports = ReportReader(given, writer, limit, on_state)
         self._event_source = EventSource(
             given,
-            reads=self._reads,
+            reads=reads,
             reports=self._reports,
             deadlines=self._deadlines,
             intake=self._intake,
-            roster=self._roster,
-            statuses=self._statuses,
+            roster=roster,
+            statuses=statuses,
             notifier=self.notifier,
         )
 
