@@ -19,42 +19,6 @@ from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
 from relay.engine.engine import Engine
 from relay.engine.state import State
 
-
-class Alarm:
-    """Calls a method in a thread of its own when the time set has passed.
-
-    At most one daemon thread, none while no alarm is set. It holds only a weak reference to the
-    owner: after the owner is collected nothing is called.
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = weakref.WeakMethod(call)
-        self._timer: threading.Timer | None = None
-        self.is_set = False  # the method called sets it again
-
-    def set(self, wait_ns: int) -> None:
-        """Call the method after ``wait_ns``."""
-        self.is_set = True
-        self._timer = threading.Timer(wait_ns / NS_PER_S, _call_back, (weakref.ref(self),))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        """Prevent further calls; waits for a running one, so hold no lock that it needs."""
-        self.is_set, timer = False, self._timer
-        if timer is not None and timer is not threading.current_thread():
-            timer.cancel()
-            timer.join()
-
-
-def _call_back(alarm: weakref.ref[Alarm]) -> None:
-    """In the timer's thread."""
-    known = alarm()
-    call = None if known is None else known._call()
-    if known is not None and call is not None:
-        call()
-
-
 _Store = TypeVar("_Store")
 
 
@@ -98,7 +62,8 @@ class FileWriter:
         self._is_closed = False
         self._pid = os.getpid()  # the owner's: no fork writes
         self._lock = threading.RLock()  # around each command, and around each flush
-        self._alarm = Alarm(self._flush_when_due)
+        self._timer: threading.Timer | None = None  # of the next flush, or the last one
+        self._is_timed = False
 
     def begin(self, store: Engine, path: str, policy: FlushPolicy, key: bytes | None) -> None:
         """Write the events of ``store`` into the file at ``path`` from now on."""
@@ -136,18 +101,25 @@ class FileWriter:
             raise StoreClosed(f"the store is process {self._pid}'s, from which this one was forked")
 
     def _commit(self, policy: FlushPolicy | None) -> None:
-        """Flush if due, and set the alarm for the next flush."""
+        """Flush if due, and set the timer for the next flush.
+
+        It has a weak reference alone: a store that nobody has any more is not kept for it.
+        """
         if self._flusher is None:
             return
         self._flusher.flush_if_due(policy)
         due_ns = self._flusher.next_ns
-        if due_ns is not None and not self._alarm.is_set:
-            self._alarm.set(max(0, due_ns - self._clock.monotonic_ns()))
+        if due_ns is not None and not self._is_timed:
+            wait_s = max(0, due_ns - self._clock.monotonic_ns()) / NS_PER_S
+            self._is_timed = True
+            self._timer = threading.Timer(wait_s, _flush_when_due, (weakref.ref(self),))
+            self._timer.daemon = True
+            self._timer.start()
 
-    def _flush_when_due(self) -> None:
-        """Flush in the alarm's thread: the time of a flush policy has passed."""
+    def on_time(self) -> None:
+        """Flush in the timer's thread: the time of a flush policy has passed."""
         with self._lock:
-            self._alarm.is_set = False
+            self._is_timed = False
             self._commit(_MANUAL)
 
     @contextlib.contextmanager
@@ -205,4 +177,14 @@ class FileWriter:
             with self.lock():
                 self._is_closed = self._is_closed or self._flusher is not None
                 self._flusher = None
-            self._alarm.cancel()
+            # A flush that runs is waited for, so no lock that it needs is held here.
+            if self._timer is not None and self._timer is not threading.current_thread():
+                self._timer.cancel()
+                self._timer.join()
+
+
+def _flush_when_due(writer: weakref.ref[FileWriter]) -> None:
+    """In the timer's thread."""
+    known = writer()
+    if known is not None:
+        known.on_time()
