@@ -47,6 +47,10 @@ class Clock:
     now_ns: Callable[[], int] = staticmethod(time.time_ns)
     monotonic_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
 
+    def monotonic_at(self, at_ns: int) -> int:
+        """The monotonic time at which it will be ``at_ns`` (Unix); of a past one, now."""
+        return self.monotonic_ns() + max(0, at_ns - self.now_ns())
+
 
 def iso_time(at_ns: int) -> str:
     """ISO 8601 in UTC with microseconds: ``2026-01-31T09:30:00.000001Z``."""

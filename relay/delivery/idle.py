@@ -68,29 +68,24 @@ class IdleNotices(Part):
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Notices about unanswered messages, and answers to requests."""
-        now, due_ns = self._clock.monotonic_ns(), self.due_ns()
-        if due_ns is None or now < due_ns:
-            return []
-        operations = self._ledger.processes
-        asked = operations.open_operations(NOTIFY_IDLE) if self._is_asked else {}
+        looks = [self._clock.monotonic_ns() + CHECK_NS]
+        processes = self._ledger.processes
+        asked = processes.open_operations(NOTIFY_IDLE) if self._is_asked else {}
         sessions = self._live_sessions()
         self._unanswered.update(self._read_and_owed(sessions))
         plans = self._notices(directory)
         if not plans:
             self._unanswered.clear()
-        open_until: list[int] = []
         for number, operation in asked.items():
             answer = self._answer(operation, sessions.get(operation.name))
             if answer is None:
-                open_until.append(operation.until)
+                looks.append(self._clock.monotonic_at(operation.until))
                 continue
             to = operation.requested_by if operation.requested_by in directory.agents else ""
             subject = Subject(operation.request_id, operation.requested_by, operation.asked_at)
             outcome = planning.outcome(subject, to, answer[1], "", answer[0])
             plans.append(replace(outcome, effects=Effects(closed_intents=(number,))))
-        left_ns = min(open_until, default=0) - self._clock.now_ns()
-        self._next_ns = now + (min(CHECK_NS, max(0, left_ns)) if open_until else CHECK_NS)
-        self._is_asked = bool(asked)
+        self._next_ns, self._is_asked = min(looks), bool(asked)
         return plans
 
     def settle(self, result: ExecutionResult) -> None:

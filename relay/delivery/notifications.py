@@ -187,8 +187,7 @@ class Reminders(Part):
         due_ms = self._store.obligations.next_due_ms()
         if due_ms is None:
             return None
-        wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        return min(self._clock.monotonic_ns() + wait_ns, self._next_check_ns)
+        return min(self._clock.monotonic_at(due_ms * NS_PER_MS), self._next_check_ns)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue answers, and for processes that ended."""

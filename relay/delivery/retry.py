@@ -66,16 +66,11 @@ class HeldQueue(Part):
         if self._released or self._store.state.pending.held:
             self._release(self._clock.now_ns())
         at = self._ledger.deliveries.next_due()
-        if at is None:
-            return None
-        return self._clock.monotonic_ns() + max(0, at - self._clock.now_ns())
+        return None if at is None else self._clock.monotonic_at(at)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of due deliveries: attempts, and ends of those given up."""
         now = self._clock.now_ns()
-        at = self._ledger.deliveries.next_due()
-        if at is None or at > now:
-            return []
         due = self._ledger.deliveries.due(now, self._config.limits.batch_files)
         rows = self._ledger.rows(held.message_id for held in due)
         plans = [self._plan(dirs, held, rows.get(held.message_id), directory, now) for held in due]
@@ -181,10 +176,7 @@ class RetryQueue(Part):
     def due_ns(self) -> int | None:
         """Time of the next retry (monotonic)."""
         due_ms = self._store.retries.next_due_ms()
-        if due_ms is None:
-            return None
-        wait_ns = max(0, due_ms * NS_PER_MS - self._clock.now_ns())
-        return self._clock.monotonic_ns() + wait_ns
+        return None if due_ms is None else self._clock.monotonic_at(due_ms * NS_PER_MS)
 
     def plans_due(self, dirs: Dirs, directory: Directory) -> list[Plan]:
         """Plans for a batch of overdue deliveries: further attempts, and ends."""
