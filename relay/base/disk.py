@@ -19,7 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from relay.base.clock import NS_PER_S, Clock
+from relay.base.clock import NS_PER_S
 from relay.base.config import DiskSettings
 
 MIB = 1 << 20
@@ -91,35 +91,21 @@ CHECK_S = 5  # between two measurements: a busy relay writes some 50 MB in that
 
 
 class DiskWatch:
-    """Checks the disk every ``CHECK_S``. Owned by the loop; ``reading`` is for any thread."""
+    """The state of a disk, from one check to the next."""
 
     def __init__(
-        self,
-        path: str,
-        settings: DiskSettings,
-        clock: Clock,
-        measure: MeasureDisk = measure_disk,
+        self, path: str, settings: DiskSettings, measure: MeasureDisk = measure_disk
     ) -> None:
         self._path = path
         self._settings = settings
-        self._clock = clock
         self._measure = measure
-        self._due_ns = 0
         self.reading: DiskUsage | None = None  # None: not checked yet, or not readable
-
-    def due_ns(self) -> int:
-        """Time of the next check (monotonic ns)."""
-        return self._due_ns
 
     def check(self) -> tuple[DiskUsage | None, DiskUsage] | None:
         """(previous, current) if the state changed or at the first check, else None.
 
         A disk that cannot be read keeps its previous state; a write to it will fail.
         """
-        now = self._clock.monotonic_ns()
-        if now < self._due_ns:
-            return None
-        self._due_ns = now + CHECK_S * NS_PER_S
         before = self.reading
         try:
             size, used, free = self._measure(self._path)

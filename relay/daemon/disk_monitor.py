@@ -10,7 +10,8 @@ it, so that a repetition after a crash has the same id and is dropped.
 
 from __future__ import annotations
 
-from relay.base.disk import DiskState, DiskUsage, DiskWatch
+from relay.base.clock import NS_PER_S
+from relay.base.disk import CHECK_S, DiskState, DiskUsage, DiskWatch
 from relay.base.errors import LedgerError
 from relay.base.names import OPERATOR
 from relay.base.text import format_size
@@ -33,26 +34,16 @@ class DiskMonitor(Part):
         self._status = status
         self._dispatcher = dispatcher
         self._disk = disk
+        self._due_ns = 0
         self._trouble = ""
 
     def due_ns(self) -> int:
         """Time of the next step (monotonic ns)."""
-        return self._disk.due_ns()
+        return self._due_ns
 
-    def begin(self) -> None:
-        """Check the disk before the first tick, so that nothing is taken in below the floor."""
-        self._check_disk()
-
-    def step(self) -> None:
-        """Check the disk if that is due, and act on it."""
-        reading = self._check_disk()
-        if reading is not None:
-            self._notify(reading)
-
-    def _check_disk(self) -> DiskUsage | None:
-        """The disk's usage; None before the next check is due."""
-        if self._clock.monotonic_ns() < self._disk.due_ns():
-            return None
+    def check(self) -> None:
+        """Check the disk, and pause or resume intake; before the first tick, too."""
+        self._due_ns = self._clock.monotonic_ns() + CHECK_S * NS_PER_S
         change = self._disk.check()
         reading = self._disk.reading
         if reading is not None:
@@ -60,7 +51,13 @@ class DiskMonitor(Part):
             self._dispatcher.pause("disk", pause_reason(reading))
             self._status.pauses = self._dispatcher.pauses
             self._log_change(change)
-        return reading
+
+    def step(self) -> None:
+        """Check the disk if that is due, and act on it."""
+        if self._clock.monotonic_ns() >= self._due_ns:
+            self.check()
+            if self._disk.reading is not None:
+                self._notify(self._disk.reading)
 
     def _log_change(self, change: tuple[DiskUsage | None, DiskUsage] | None) -> None:
         if change is None or (change[0] is None and not change[1].state.is_alert):

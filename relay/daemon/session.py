@@ -150,7 +150,7 @@ class Session:
                 config.spawn, home, ledger, store, spawner, keeper, clock, log, resume
             )
             self._publisher = StatusPublisher(self.dispatcher, store, self.watcher)
-            disk = DiskWatch(home.root, config.disk, clock, measure_disk)
+            disk = DiskWatch(home.root, config.disk, measure_disk)
             self.disk_monitor = DiskMonitor(given, self.status, self.dispatcher, disk)
             self.dispatcher.requeue(requeued)
             self._stack = stack.pop_all()
@@ -161,7 +161,7 @@ class Session:
         Errors: as those of a turn.
         """
         try:
-            self.disk_monitor.begin()
+            self.disk_monitor.check()
             self.dispatcher.tick(WatchEvents(agents_changed=True, scan=True))
             self.status.publish(self._publisher.step())
         except BaseException:

@@ -12,7 +12,7 @@ from relay.base.disk import MIB, DiskState, DiskWatch, floor_bytes, measure_disk
 from relay.daemon.status import SharedStatus
 from relay.ledger.ledger import Ledger
 from tests.box import Box
-from tests.fakes import FakeClock, FakeDisk
+from tests.fakes import FakeDisk
 from tests.kills import Killed
 
 
@@ -20,14 +20,12 @@ class Watched:
     """A disk that is looked at."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
         self.disk = FakeDisk()
-        self.watch = DiskWatch("/", DiskSettings(), self.clock, self.disk)
+        self.watch = DiskWatch("/", DiskSettings(), self.disk)
 
     def fill(self, used_mib: int) -> DiskState:
         """So much is used; what the next look says."""
         self.disk.used_mib = used_mib
-        self.clock.advance(5)
         self.watch.check()
         assert self.watch.reading is not None
         return self.watch.reading.state
@@ -67,15 +65,12 @@ def test_a_state_is_left_with_some_room_to_spare() -> None:
     assert [(used, watched.fill(used)) for used, _ in path] == path
 
 
-def test_it_is_looked_at_every_check_s_and_news_is_a_change() -> None:
+def test_news_is_a_change() -> None:
     watched = Watched()
     first = watched.watch.check()
     assert first is not None and first[0] is None
-    assert watched.watch.check() is None  # too early
-    watched.clock.advance(5)
     assert watched.watch.check() is None  # nothing new
     watched.disk.used_mib = 91_000
-    watched.clock.advance(5)
     change = watched.watch.check()
     assert change is not None and change[0] is not None
     assert (change[0].state, change[1].state) == (DiskState.OK, DiskState.ALERT)
@@ -99,7 +94,7 @@ def test_a_small_disk_is_not_all_floor(floor_mib: int, size_mib: int, floor_is_m
 
 def test_no_floor_is_never_reached() -> None:
     watched = Watched()
-    watched.watch = DiskWatch("/", DiskSettings(floor_mib=0), watched.clock, watched.disk)
+    watched.watch = DiskWatch("/", DiskSettings(floor_mib=0), watched.disk)
     assert watched.fill(100_000) is DiskState.LOW
 
 
@@ -181,6 +176,15 @@ def test_below_the_floor_files_wait_and_the_rest_continues(looked: Looked) -> No
     assert box.bodies("bob") == ["waits"]
     assert box.nacks("alice") == []
     assert any("intake resumes" in line["event"] for line in box.log)
+
+
+def test_it_is_looked_at_every_five_seconds(looked: Looked) -> None:
+    looked.turn(0)
+    looked.disk.used_mib = 99_990
+    looked.box.after(4, turns=1)
+    assert not looked.status.paused
+    looked.box.after(1, turns=1)
+    assert looked.status.paused
 
 
 def test_a_disk_below_its_floor_takes_nothing_in_from_the_first_turn(looked: Looked) -> None:
