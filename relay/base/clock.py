@@ -19,7 +19,6 @@ UNIT_NAMES = {"ms": "milliseconds", "s": "seconds", "d": "days"}  # of settings
 UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,18})(?:[.]([0-9]{1,9}))? ?(ms|s|m|min|h|d)?")
 EPOCH = datetime.fromtimestamp(0, UTC)
-_DAY_NS = 86_400 * NS_PER_S
 _DAY = len("2026-11-26")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -128,8 +127,11 @@ def later_time(text: str, now_ns: int) -> int:
     """
     with contextlib.suppress(ValueError):
         return min(now_ns + duration_ms(text, bare="") * NS_PER_MS, LATEST_NS)
-    at = parse_time(text, now_ns)
-    return at + _DAY_NS if at < now_ns and text[2:3] == ":" else at
+    at, day = parse_time(text, now_ns), datetime.fromtimestamp(now_ns // NS_PER_S).date()
+    while at < now_ns and text[2:3] == ":":  # a day may have 23 hours, and be another elsewhere
+        day += timedelta(days=1)
+        at = parse_time(f"{day} {text}")
+    return at
 
 
 def local_time(at_ns: int, now_ns: int | None = None, *, precise: bool = False) -> str:

@@ -15,6 +15,7 @@ from relay.base.clock import (
     duration_ms,
     elapsed,
     iso_time,
+    later_time,
     local_time,
     parse_time,
 )
@@ -121,6 +122,21 @@ def test_times_of_people(monkeypatch: pytest.MonkeyPatch) -> None:
     after_23_hours = parse_time("2026-03-30 12:00", NOW * NS_PER_S)
     assert iso_time(parse_time("yesterday", after_23_hours))[:19] == "2026-03-28T23:00:00"
     assert parse_time("9999-12-31") == 2**63 - 1 and at("0001-01-01") == "1970-01-01T00:00:00"
+
+
+def test_the_next_time_of_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_time(text: str, now: str) -> str:
+        return iso_time(later_time(text, parse_time(now)))[:19]
+
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    assert next_time("14:05", "2026-11-26 14:00") == "2026-11-26T13:05:00"
+    assert next_time("14:05", "2026-11-26 15:00") == "2026-11-27T13:05:00"
+    assert next_time("14:05", "2026-03-28 15:00") == "2026-03-29T12:05:00"  # a day of 23 hours
+    assert next_time("14:05", "2026-10-24 15:00") == "2026-10-25T13:05:00"  # and one of 25
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    assert next_time("03:00Z", "2026-11-25 23:30") == "2026-11-27T03:00:00"  # it is the 26th there
 
 
 @pytest.mark.parametrize(
