@@ -1,7 +1,8 @@
 """A bell whose waits are told, and which may be killed in the middle of its work.
 
 Its words: the pause after a ring that nobody answers, how long it waits for the word of Claude's
-socket, the number of the call before which it is killed (0: none), and those of ``bell.serve``.
+socket and for any event, the number of the call before which it is killed (0: none), and those of
+``bell.serve``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def kill_before(number: int) -> None:
 
 def main() -> None:
     """Ring until the session has ended."""
-    pause_s, answer_s, number, *words = sys.argv[1:]
+    pause_s, answer_s, look_s, number, *words = sys.argv[1:]
     ringing.PAUSES_S = (float(pause_s),)  # type: ignore[assignment]
-    rungs.ANSWER_S = float(answer_s)
+    rungs.ANSWER_S, ringing.LOOK_S = float(answer_s), float(look_s)
     if int(number):
         kill_before(int(number))
     bell.serve(*words)

@@ -16,7 +16,7 @@ from typing import Any
 
 from relay.base.home import Home
 from relay.base.process_info import started_at
-from relay.reach import rungs
+from relay.reach import ringing, rungs
 from relay.reach.ringing import Memory
 from relay.reach.rungs import SOCKET, TOKEN
 from relay.reach.session import IDLE, Session, load_session, save_session, side_file
@@ -84,6 +84,7 @@ class Cli:
         session.state, session.cwd = IDLE, str(root)
         self.env: dict[str, str] = {}
         self.answer_s = rungs.ANSWER_S  # its bell waits so long for the word of Claude's socket
+        self.look_s = ringing.LOOK_S  # and so long for any event
         self.bells: list[Bell] = []
         self._sent = 0
         save_session(str(root), session)
@@ -134,7 +135,7 @@ class Cli:
 
     def bell_words(self, pause_s: float, answer_s: float, kill_at: int = 0) -> list[str]:
         """The words of a bell with these waits, which is killed before that call."""
-        waits = [str(pause_s), str(answer_s), str(kill_at)]
+        waits = [str(pause_s), str(answer_s), str(self.look_s), str(kill_at)]
         return [*waits, str(self.root), self.harness, self.session.session_id]
 
     @property

@@ -258,6 +258,7 @@ def test_it_takes_15_mib_at_most(bob: Cli, inbox: ClaudeInbox) -> None:
 @pytest.mark.damages
 def test_it_goes_on_when_a_look_fails(bob: Cli, inbox: ClaudeInbox) -> None:
     """A lock that cannot be opened, as on a full disk."""
+    bob.look_s = 1
     bob.bell()
     lock = bob.root / "sessions" / "ring-bob.lock"
     lock.symlink_to("nowhere")
