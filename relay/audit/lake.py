@@ -87,7 +87,7 @@ class LakeManifest(msgspec.Struct, frozen=True):
             for line in part.lost
         ]
         below = os.path.join(home, "")
-        is_whole = re.compile(rf"/|\w+://|.*{re.escape(below)}", re.DOTALL)
+        is_whole = re.compile(rf"(key file )?/|\w+://|.*{re.escape(below)}", re.DOTALL)
         return [line if is_whole.match(line) else f"{below}{line}" for line in lines]
 
 

@@ -119,6 +119,9 @@ def test_an_object_whose_records_cannot_be_read_is_damaged(
     assert line.startswith(f"{stored} at ")
     made = LakeManifest("", "", 0, [part])
     assert made.lost("/a/home") == [line]
+    for line, shown in (("key file /k: gone", "key file /k: gone"), ("x: bad", "/a/home/x: bad")):
+        made = LakeManifest("", "", 0, [LakePart("journal", {}, [], lost=[line])])
+        assert made.lost("/a/home") == [shown]
     # What is away is said as well, and is no damage.
     stored.write_bytes(whole)
     part, problems = extracted("")
