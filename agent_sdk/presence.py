@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any
 
 from agent_sdk.disk import install
-from relay.base import fsio
+from relay.base import fsio, process_info
 from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import META, PENDING, Dirs, Home
@@ -92,8 +92,6 @@ class AgentHome(Home):
 
     def _register_again(self, started_at: int) -> None:
         """Take the place of a registered process that has ended: mail would bounce."""
-        from relay.base import process_info
-
         with contextlib.suppress(OSError, RelayError, ValueError, TypeError):
             known = _meta_of(self, self._agent) or {}
             pid = known.get("pid")
@@ -160,8 +158,6 @@ def unregister(home: Home, agent: str) -> None:
 
 
 def _this_process() -> dict[str, object]:
-    from relay.base import process_info
-
     pid = os.getpid()
     ticks, namespace = process_info.started_at(pid), process_info.pid_namespace()
     return {"pid": pid, "pid_start_ticks": ticks, "pid_namespace": namespace}

@@ -244,7 +244,8 @@ def ensure_dir(name: str, dir_fd: int | None = None) -> None:
 def _placed(exc: OSError, dir_fd: int | None) -> OSError:
     """The error with the whole path of what it names, where the system tells the directory's."""
     with contextlib.suppress(OSError):
-        exc.filename = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), exc.filename)
+        if exc.filename:
+            exc.filename = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), exc.filename)
     return exc
 
 
@@ -368,25 +369,28 @@ def create(name: str, data: bytes, dir_fd: int, *, sync: bool = False) -> None:
 
 
 def rename(source: str, source_fd: int, target: str, target_fd: int) -> None:
-    """Move a file between two open directories, atomically, replacing the target."""
-    fault("rename", target)
+    """Move a file between two open directories, atomically, replacing the target.
+
+    Where the system moves none (to another file system; in a sandbox of Landlock before Linux 5.19
+    to any other directory) a copy is renamed there, and then the source removed: of two at once the
+    second gets FileNotFoundError, as from a rename.
+    """
     try:
+        fault("rename", target)
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
     except OSError as exc:
-        raise _placed(exc, source_fd) from None
-
-
-def move(source: str, source_fd: int, target: str, target_fd: int) -> None:
-    """Like ``rename``; across file systems a copy is made before the source is removed."""
-    try:
-        rename(source, source_fd, target, target_fd)
-    except OSError as exc:
         if exc.errno != errno.EXDEV:
-            raise
-        data, _ = read_regular(source, source_fd, 1 << 31, shared=True)
-        remove(target, target_fd)
-        create(target, data, target_fd)
-        os.unlink(source, dir_fd=source_fd)
+            raise _placed(exc, source_fd) from None
+        _move_copy(source, source_fd, target, target_fd)
+
+
+def _move_copy(source: str, source_fd: int, target: str, target_fd: int) -> None:
+    temp = f".{os.urandom(8).hex()}.tmp"
+    data, _ = read_regular(source, source_fd, 1 << 31, shared=True)
+    create(temp, data, target_fd, sync=True)
+    os.rename(temp, target, src_dir_fd=target_fd, dst_dir_fd=target_fd)
+    os.fsync(target_fd)
+    os.unlink(source, dir_fd=source_fd)
 
 
 def remove(name: str, dir_fd: int) -> None:

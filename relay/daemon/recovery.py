@@ -336,7 +336,7 @@ def _restore_original(
     if in_outbox and place != outbox:
         source, target = files.dirs.get(*outbox), files.dirs.ensure(*place)
         if not files.in_archive(row):
-            fsio.move(name, source, name, target)
+            fsio.rename(name, source, name, target)
         elif file_ops.has_both_names(name, source, target):
             fsio.remove(name, source)
     with contextlib.suppress(FileNotFoundError):

@@ -198,7 +198,7 @@ def archive(
         return "/".join([*parts, name])
     name = _free_name(file_name, target) if kind else file_name
     try:
-        fsio.move(file_name, outbox, name, target)
+        fsio.rename(file_name, outbox, name, target)
     except FileNotFoundError:
         return None
     return "/".join([*parts, name])

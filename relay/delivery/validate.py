@@ -214,8 +214,12 @@ class Claimer(Part):
     def _classify(self, dirs: Dirs, inbound: Inbound, row: MessageRow | None) -> Inbound | None:
         """Compare a file with the row of its id; None if it is not processed now."""
         file, now = inbound.file, inbound.seen_at
-        if file.place != OUTBOX:  # never sent: its id stays free
-            return _without_row(inbound, now)
+        if file.place != OUTBOX:
+            if row is None or (row.agent_name, row.file_size) != (file.agent, file.size):
+                return _without_row(inbound, now)  # never sent: its id stays free
+            if row.status in ("archived", "failed"):  # it was sent by a copy: see ``fsio.rename``
+                self._archive_duplicate(dirs, inbound, row)
+            return None
         if row is None or row.agent_name != file.agent:
             taken = Refusal(
                 RefusalCode.ID_TAKEN, "its id is taken: every message needs a unique name"
@@ -257,8 +261,9 @@ class Claimer(Part):
         kind = "" if is_late else file_ops.DUPLICATES
         try:
             path = file_ops.archive(
-                dirs, file.agent, file.file_name, day_ns, kind, redacted=inbound.redacted
-            )
+                dirs, file.agent, file.file_name, day_ns, kind,
+                redacted=inbound.redacted, place=file.place,
+            )  # fmt: skip
         except (OSError, UnsafePath) as exc:
             self._log(
                 f"Could not archive {file.path}, the next scan tries again: {exc}",

@@ -20,7 +20,7 @@ from relay.base.errors import HomeMissing, InvalidName, LedgerError, NotFound, R
 from relay.base.home import Home
 from relay.base.message import parse
 from relay.base.names import sha256_hex
-from relay.base.process_info import started_at
+from relay.base.process_info import pid_namespace, started_at
 from tests.agent_sdk.support import (
     FIRST_NS,
     HandRelay,
@@ -228,6 +228,7 @@ def test_who_it_is_stands_in_meta_json_beside_what_others_put_there(relay: HandR
     others = {"role": "lead", "public_key": "k", "started_at": FIRST_NS}
     with Agent("alice", relay.root, clock=StillClock()):
         own = {"pid": os.getpid(), "pid_start_ticks": started_at(os.getpid())}
+        own["pid_namespace"] = pid_namespace()
         assert json.loads(meta.read_text()) == others | own
         assert meta.stat().st_mode & 0o777 == 0o600
     assert json.loads(meta.read_text()) == others

@@ -241,7 +241,7 @@ def test_a_move_is_a_rename_and_to_another_file_system_a_copy(
     fsio.create("b", b"old", folder)
     inode = (tmp_path / "a").stat().st_ino
     with failing("rename" if moved == "copied" else "nothing", code=errno.EXDEV):
-        fsio.move("a", folder, "b", folder)
+        fsio.rename("a", folder, "b", folder)
     assert ((tmp_path / "b").stat().st_ino == inode) is (moved == "renamed")
     assert ((tmp_path / "b").read_bytes(), mode(tmp_path / "b")) == (b"new", 0o600)
     assert os.listdir(tmp_path) == ["b"]
@@ -265,7 +265,7 @@ def test_a_move_that_fails_leaves_the_source(
             raise OSError(fails[operation], os.strerror(fails[operation]), name)
 
     with hooked(fault), pytest.raises(OSError, match=os.strerror([*fails.values()][-1])):
-        fsio.move("a", folder, "b", folder)
+        fsio.rename("a", folder, "b", folder)
     assert (tmp_path / "a").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["a"]
 

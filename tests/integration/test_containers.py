@@ -24,7 +24,8 @@ from relay.base.process_info import pid_namespace
 from relay.ledger.file import open_readonly
 from relay.views.agents import find_alerts
 from tests.box import Box
-from tests.procs import PATIENCE_S, Relay, environment, relay, rows_of
+from tests.landlock import MISSING
+from tests.procs import PATIENCE_S, PROJECT, Relay, environment, relay, rows_of, until
 from tests.shells import SHELLS, environment_of
 
 NAMESPACES = (["-p"], ["-U", "-r", "-p"])  # as root, or as a user where the machine allows that
@@ -135,3 +136,33 @@ def test_who_was_terminated_and_registers_inside_gets_its_mail(box: Box, enter: 
     for _ in range(20):
         box.after(31, turns=1)
     assert box.sql("SELECT status FROM agents WHERE name = 'bob'") == [("active",)]
+
+
+MOVES = """
+from agent_sdk import Agent
+with Agent("alice", "{home}") as alice, Agent("bob", "{home}") as bob:
+    sent = alice.send("bob", "hello", wait="taken")
+    many = alice.send_many([{{"to": "bob", "body": "one"}}, {{"to": "bob", "body": "two"}}])
+    got = [bob.receive(30) for _ in range(3)]
+    assert [one.id for one in got] == [sent, *many]
+"""
+
+
+def test_where_no_file_moves_to_another_directory_a_copy_does(running: Relay, home: Path) -> None:
+    """As in the sandbox of an agent CLI on Linux before 5.19: Landlock knew no such right."""
+    sandbox = [sys.executable, str(PROJECT / "tests" / "landlock.py"), str(home)]
+    argv = [*sandbox, sys.executable, "-c", MOVES.format(home=home)]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode == MISSING:
+        pytest.skip("this kernel has no Landlock")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert relay("send", "alice", "hi", "--as", "bob", "--wait", "delivered", home=home).stdout
+    argv = [*sandbox, sys.executable, "-m", "relay", "--home", str(home), "inbox", "--take"]
+    done = subprocess.run(
+        [*argv, "--as", "alice"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert "| hi" in done.stdout
+    for agent in ("alice", "bob"):
+        assert os.listdir(home / "agents" / agent / "outbox") == [".pending"]
+        assert set(os.listdir(home / "agents" / agent / "inbox")) == {".pending", ".read"}
+    until(lambda: all(row["status"] == "read" for row in rows_of("list", home=home)))

@@ -95,6 +95,22 @@ def test_a_message_left_in_pending_is_kept_and_its_writer_notified(box: Box) -> 
     assert box.bodies("bob") == ["a long report"]
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_copy_of_what_was_sent_is_no_message_left_in_pending(
+    box: Box, *, is_refused: bool
+) -> None:
+    """Its writer could only copy it into the outbox, and was killed before it removed this one."""
+    name, text = "1700000000000000001-a.msg", f"TO: {'nobody' if is_refused else 'bob'}\n\nhi"
+    box.drop("alice", text, name)
+    copy = box.path("agents", "alice", "outbox", ".pending", name)
+    copy.write_text(text)
+    for _ in range(3):
+        box.after(1801, turns=3)
+    assert not copy.exists() and len(box.inbox("alice")) == is_refused  # of the refusal alone
+    assert list(box.inbox("bob")) == [] if is_refused else [name.removesuffix(".msg")]
+    assert len(list(box.path("archive").rglob(f"alice/duplicates/{name}"))) == 1
+
+
 def test_a_name_that_is_none_and_a_link_are_kept_too(box: Box) -> None:
     left(box, "report.msg")
     link = box.path("agents", "alice", "outbox", ".pending", "link.msg")
