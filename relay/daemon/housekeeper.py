@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
@@ -46,14 +46,11 @@ NOBODY = Subject()  # asked for a job of the relay's own
 class Housekeeper(Part):
     """Runs one job at a time in ``executor``, beside the loop."""
 
-    def __init__(
-        self, given: Resources, executor: Executor, *, pause_s: float, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, given: Resources, executor: Executor, *, pause_s: float) -> None:
         super().__init__(given)
         self._executor = executor
         self._pause_s = pause_s
         self._stopping = threading.Event()
-        self._wake = wake  # called in the thread, at the end of a job
         self._queue: list[tuple[Subject, Prune | Pack]] = []
         self._job: Future[list[LogLine]] | None = None
         self._running: tuple[Subject, Prune | Pack] | None = None  # until it is answered
@@ -131,7 +128,6 @@ class Housekeeper(Part):
                 self._job = self._executor.submit(self._prune)
             else:
                 self._job = self._executor.submit(self._pack, job.before)
-            self._job.add_done_callback(lambda _: self._wake())
         elif now >= self._next_check_ns:
             self._next_check_ns = now + CHECK_NS
             self._job = self._executor.submit(self._check)

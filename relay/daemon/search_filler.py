@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 
 from relay.acomm.model import ArchiveInfo
@@ -73,14 +73,12 @@ class SearchFiller:
         key: bytes | None,
         executor: Executor | None,
         log: LogCall,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = home.path(SEARCH)
         self._source = source_of(home, config, clock, key)
         self._clock = clock
         self._executor = None if why_no_index(config) else executor
         self._log = log
-        self._wake = wake
         self._stopping = threading.Event()
         self._durable = 0  # offset of the journal
         self._reached = -1  # that the index has
@@ -118,7 +116,6 @@ class SearchFiller:
                 self._note_failure(str(exc))
                 self._next_ns = now + AFTER_FAILURE_NS
                 return self._next_ns
-            self._job.add_done_callback(lambda _: self._wake())
         return now + NEVER_NS
 
     def stop(self) -> None:

@@ -12,8 +12,8 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from relay.agents.roster import Roster
 from relay.agents.spawner import Spawner, SystemSpawner
@@ -50,6 +50,24 @@ TIER_POLL_NS = NS_PER_S  # interval at which a running tier job is checked
 BACKGROUND_NS = NS_PER_S  # after a busy turn background work is looked after within this time
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WakingExecutor(Executor):
+    """Hands work to another executor, and wakes the loop when it is done."""
+
+    def __init__(self, executor: Executor, wake: Callable[[], None]) -> None:
+        self._executor = executor
+        self._wake = wake
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """The other's future. Errors: RuntimeError if no thread can be started."""
+        future = self._executor.submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda _: self._wake())
+        return future
+
+
 class Executors(NamedTuple):
     """Where a session's background work runs. The session closes them."""
 
@@ -75,6 +93,12 @@ class Executors(NamedTuple):
     def inline(cls) -> Executors:
         """No threads: the loop does all work itself, at once."""
         return cls(InlineExecutor(), InlineExecutor(), InlineExecutor(), pause_s=0)
+
+    def waking(self, wake: Callable[[], None]) -> Executors:
+        """The same, whose work wakes the loop at its end."""
+        flush, tiers, keeper = (WakingExecutor(executor, wake) for executor in self[:3])
+        search = WakingExecutor(self.search, wake) if self.search is not None else None
+        return self._replace(flush=flush, tiers=tiers, keeper=keeper, search=search)
 
     def close(self, *, wait_tiers: bool = True) -> None:
         """Wait for running work; nothing can be submitted any more."""
@@ -116,8 +140,7 @@ class Session:
         use_openat2()
         self.is_ending = False  # True: end as soon as no tier job runs
         self.status.metrics.begin(START)
-        executors = executors or Executors.threads()
-        keeper = executors.keeper
+        self._executors = executors or Executors.threads()
         with contextlib.ExitStack() as stack:
             self.ledger = ledger = _open_ledger(stack, home, config, clock, log)
             self.epoch = self.status.epoch = epoch_of(ledger)
@@ -126,23 +149,21 @@ class Session:
             )
             store = self.opened.store
             self.watcher = _open_watcher(stack, home, config, log)
-            wake = self.watcher.wake
-            self._executors = executors
-            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock, wake)
+            executors = self._executors.waking(self.watcher.wake)
+            keeper = executors.keeper
+            self._tier_worker = TierWorker(self.opened.tiers, executors.tiers, clock)
             stack.callback(self._close_executors)
-            self.flusher = make_flusher(self.opened, home, config, executors.flush, wake)
+            self.flusher = make_flusher(self.opened, home, config, executors.flush)
             self.dispatcher = Dispatcher(
                 given,
                 flusher=self.flusher,
-                roller=Roller(store.archives, config.store, executors.flush, wake),
+                roller=Roller(store.archives, config.store, executors.flush),
                 roster=Roster(home, self.watcher, config.lead, log),
                 metrics=self.status.metrics,
             )
-            self.housekeeper = Housekeeper(given, keeper, pause_s=executors.pause_s, wake=wake)
+            self.housekeeper = Housekeeper(given, keeper, pause_s=executors.pause_s)
             stack.callback(self.housekeeper.stop)  # before its threads are waited for
-            self._search = SearchFiller(
-                home, config, clock, self.opened.key, executors.search, log, wake
-            )
+            self._search = SearchFiller(home, config, clock, self.opened.key, executors.search, log)
             stack.callback(self._search.stop)
             resume = self.dispatcher.notifier.send_resume_message
             spawner = spawner or SystemSpawner()
@@ -365,13 +386,7 @@ def begin_epoch(ledger: Ledger, clock: Clock) -> None:
             ledger.set_state(key, str(value), now)
 
 
-def make_flusher(
-    opened: OpenedStore,
-    home: Home,
-    config: Config,
-    executor: Executor,
-    wake: Callable[[], None] = lambda: None,
-) -> Flusher:
+def make_flusher(opened: OpenedStore, home: Home, config: Config, executor: Executor) -> Flusher:
     """The writer of checkpoints: ``store/relay.acomm``."""
     settings, path = config.store, home.path(STORE)
     policy = FlushPolicy(
@@ -381,4 +396,4 @@ def make_flusher(
         settings.compress,
     )
     store, key, events = opened.store, opened.key, opened.events
-    return Flusher(store, path, policy, executor, wake, key, events)
+    return Flusher(store, path, policy, executor, key, events)

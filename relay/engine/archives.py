@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 
 import msgspec
@@ -289,13 +289,7 @@ _WrittenArchive = tuple[ArchiveInfo, tuple[int, ...]]  # and the numbers of its 
 class Roller:
     """Rolls one store. Called from its owner's thread; files are written in the executor."""
 
-    def __init__(
-        self,
-        archives: Archives,
-        settings: StoreSettings,
-        executor: Executor,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, archives: Archives, settings: StoreSettings, executor: Executor) -> None:
         self._archives = archives
         assert archives.files is not None
         self._files = archives.files
@@ -303,7 +297,6 @@ class Roller:
         self._settings = settings
         self._clock = archives.clock
         self._executor = executor
-        self._wake = wake
         self._unscanned: list[int] = []  # message ids still to be checked, the next one last
         self._final: list[int] = []
         self._bytes = 0
@@ -388,7 +381,6 @@ class Roller:
         now_ns, state = self._clock.now_ns(), self._state
         name = f"{iso_date(now_ns)}/{state.next_archive:06d}.acomm"
         self._writing = self._executor.submit(self._make, name, tuple(self._final), now_ns)
-        self._writing.add_done_callback(lambda _: self._wake())
 
     def _make(self, name: str, numbers: tuple[int, ...], now_ns: int) -> _WrittenArchive:
         """Write the archive, in the executor; it is listed if its messages are still final then."""

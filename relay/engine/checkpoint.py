@@ -85,7 +85,6 @@ class Flusher:
         path: str,
         policy: FlushPolicy,
         executor: Executor,
-        wake: Callable[[], None] = lambda: None,
         key: bytes | None = None,
         journal: Marks | None = None,
     ) -> None:
@@ -94,7 +93,6 @@ class Flusher:
         self._policy = policy
         self._clock = store.clock
         self._executor = executor
-        self._wake = wake
         self._key = key  # seals the file; None: it is plain
         self._journal = journal
         # The sequence up to which every event is in the file, as last seen. What was replayed from
@@ -168,7 +166,6 @@ class Flusher:
         sent = self._store.state.bytes_sent
         future = self._executor.submit(self._write, snapshot)
         self._running = _RunningFlush(snapshot.state.sequence, sent, position, now, future)
-        future.add_done_callback(lambda _: self._wake())
 
     def _write(self, snapshot: StoreSnapshot) -> int:
         """Write the file, in the executor. With a journal: sync the owner's files first.

@@ -417,18 +417,10 @@ def lower_priority() -> None:
 class TierWorker:
     """Runs the steps of the tiers in an executor, one at a time, when they are due."""
 
-    def __init__(
-        self,
-        tiers: Tiers,
-        executor: Executor,
-        clock: Clock,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``wake``: called from the thread of the tiers when a step is done."""
+    def __init__(self, tiers: Tiers, executor: Executor, clock: Clock) -> None:
         self._tiers = tiers
         self._executor = executor
         self._clock = clock
-        self._wake = wake
         self._running: Future[str | None] | None = None
 
     def poll(self, *, start: bool = True) -> str | None:
@@ -443,7 +435,6 @@ class TierWorker:
             done, self._running = self._running.result(), None
         if start and self._clock.monotonic_ns() >= self._tiers.due_ns():
             self._running = self._executor.submit(self._tiers.run_next)
-            self._running.add_done_callback(lambda _: self._wake())
         return done
 
     def waiting(self) -> tuple[str, ...]:
@@ -457,5 +448,5 @@ class TierWorker:
         return self._running
 
     def due_ns(self) -> int | None:
-        """The time to poll next; None while a step runs, which calls ``wake``."""
+        """The time to poll next; None while a step runs, whose end wakes the owner."""
         return None if self._running is not None else self._tiers.due_ns()
