@@ -53,14 +53,13 @@ class Admin:
         self._status = status
         self._log = log
         self._servers: list[_Threads] = []
-        self.trouble = ""  # why a server could not start
 
     def begin(self, listen: str) -> None:
         """Serve on the socket, and on ``listen`` unless it is empty.
 
         A server that cannot start is logged, and the relay runs without it.
         """
-        self.trouble = ""
+        self._status.admin_trouble = ""
         path = os.path.join(self._status.home, SOCKET)
         self._start(SOCKET, lambda: _UnixServer(path, self._handler()))
         address = listen_address(listen)
@@ -81,8 +80,8 @@ class Admin:
         try:
             server = make()
         except (OSError, ValueError) as exc:
-            self.trouble = f"no server on {name}: {exc}"
-            self._log(f"Health and metrics: {self.trouble}", action="admin", level="warning")
+            trouble = self._status.admin_trouble = f"no server on {name}: {exc}"
+            self._log(f"Health and metrics: {trouble}", action="admin", level="warning")
             return
         self._servers.append(server)
         threading.Thread(
@@ -103,25 +102,16 @@ class Admin:
                 server.is_ended.wait(POLL_S)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        admin = self
-
-        class Handler(BaseHandler):
-            """Handler for this relay."""
-
-            status = admin._status
-            trouble = property(lambda _: admin.trouble)
-
-        return Handler
+        return type("Handler", (RequestHandler,), {"status": self._status})
 
 
-class BaseHandler(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """One request: GET a page, or an error of one line."""
 
     server_version = "agent-relay"
     sys_version = ""
     timeout = REQUEST_TIMEOUT_S
-    status: SharedStatus
-    trouble: Any
+    status: SharedStatus  # of the relay that answers
 
     def do_GET(self) -> None:
         """Answer with a page."""
@@ -166,8 +156,8 @@ class BaseHandler(BaseHTTPRequestHandler):
 
     def _status(self) -> None:
         self.status.refresh()
-        body = json_line({**status_of(self.status), "admin_trouble": self.trouble}).encode() + b"\n"
-        self._send(200, "application/json", body)
+        body = json_line(status_of(self.status))
+        self._send(200, "application/json", f"{body}\n".encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """One line; a method that is not GET is 405."""
@@ -305,6 +295,7 @@ def status_of(status: SharedStatus) -> dict[str, Any]:
         "paused": status.paused,
         "pauses": status.pauses,
         "trouble": status.trouble,
+        "admin_trouble": status.admin_trouble,
         "config": digest(status.config),
         "config_error": status.config_error,
         "reloads": status.reloads,

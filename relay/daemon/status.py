@@ -137,6 +137,7 @@ class SharedStatus:
         self.disk: DiskUsage | None = None
         self.pauses: dict[str, str] = {}  # source of the pause (disk, wal) -> reason
         self.trouble = ""  # reason why no session serves
+        self.admin_trouble = ""  # why a server of health and metrics could not start
         self.config_error = ""  # why the new config.json was not applied
         self.reloads = True  # SIGHUP reads config.json; at a terminal, it stops the relay
         self.tiers_waiting: tuple[str, ...] = ()  # steps of the journal's tiers that failed

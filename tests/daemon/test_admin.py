@@ -221,7 +221,7 @@ def test_what_is_no_socket_is_left_alone_and_said(asked: Asked) -> None:
     asked.admin.begin("")
     (line,) = asked.log
     assert line.endswith("exists and is not a socket")
-    assert asked.admin.trouble in line
+    assert asked.status.admin_trouble in line
     asked.admin.end()
     assert (asked.root / SOCKET).read_text() == "mine"
 

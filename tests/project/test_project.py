@@ -81,7 +81,7 @@ def test_the_page_on_json_has_every_field_of_status(box: Box) -> None:
     text = (PROJECT / "docs" / "cli-json.md").read_text().partition("## `/status`")[2]
     cells = re.findall(r"^\| ([a-z][a-z0-9_, ]+) \|", text, re.M)[1:]
     listed = [name for cell in cells for name in cell.split(", ")]
-    assert sorted(listed) == sorted([*status_of(status), "admin_trouble"])
+    assert sorted(listed) == sorted(status_of(status))
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
