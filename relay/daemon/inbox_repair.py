@@ -33,7 +33,7 @@ from relay.base.message import (
     max_file_bytes,
     parse_delivered,
 )
-from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of, sha256_hex
+from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, message_id_of
 from relay.base.outcomes import is_cancelled
 from relay.delivery import file_ops
 from relay.delivery.reads import was_taken
@@ -139,11 +139,11 @@ class InboxRepair:
         Held and not timed: exactly-once stops a timer's attempt, and this one was lost.
         """
         assert message.relay_id is not None
-        if self._is_whole(message, recipient):
+        if self._read_whole(message, recipient):
             return True
-        if not self._is_there(message, recipient) and self._is_whole(message, recipient, READ):
+        if not self._is_there(message, recipient) and self._read_whole(message, recipient, READ):
             return True  # a damaged one in the inbox is of a later attempt than the one in .read
-        if not self._is_whole(message, recipient, PENDING):
+        if not self._read_whole(message, recipient, PENDING):
             with contextlib.suppress(OSError, UnsafePath):  # there may be no further attempt
                 inbox = self._dirs.get("agents", recipient, "inbox")
                 fsio.remove(f"{message.relay_id}{MSG_SUFFIX}", inbox)
@@ -214,38 +214,27 @@ class InboxRepair:
         message = self._store.messages.find_by_relay_id(message_id_of(name) or "")
         known = self._store.state.deliveries.get(message.id, {}) if message else {}
         delivery = known.get(agent)
-        if delivery is not None and delivery.state is DeliveryState.STAGED:
-            return 0  # its inbox is out of reach for now
-        if (
-            delivery is not None
-            and delivery.state is DeliveryState.ACKNOWLEDGED
-            and not self._may_lack_unsynced
-        ):
-            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
-            return 0
-        if (
-            message
-            and delivery
-            and delivery.queued
-            and self._was_set_aside(message, agent, delivery.attempt)
-        ):
-            file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
-            return 0
+        if message is not None and delivery is not None:
+            state = delivery.state
+            if state is DeliveryState.STAGED:
+                return 0  # its inbox is out of reach for now
+            was_answered = state is DeliveryState.ACKNOWLEDGED and not self._may_lack_unsynced
+            if was_answered or self._was_set_aside(message, agent, delivery):
+                file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
+                return 0
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
         return 1
 
-    def _was_set_aside(self, message: Message, agent: str, attempt: int) -> bool:
+    def _was_set_aside(self, message: Message, agent: str, delivery: Delivery) -> bool:
         """True for an unread file that a command was to take back, which was not committed.
 
         The file of a further attempt has another ATTEMPT.
         """
         name = f"{message.relay_id}{MSG_SUFFIX}"
-        if not self._is_whole(message, agent, PENDING):
-            return False
-        found = self._parse(agent, name, PENDING)
+        found = self._read_whole(message, agent, PENDING) if delivery.queued else None
         return (
             found is not None
-            and found.headers.get("ATTEMPT") == str(max(attempt, 1))
+            and found.headers.get("ATTEMPT") == str(max(delivery.attempt, 1))
             and not fsio.exists(name, self._dirs.get("agents", agent, "inbox"))
             and not was_taken(self._dirs, agent, message.relay_id or "")
         )
@@ -257,15 +246,15 @@ class InboxRepair:
             return fsio.exists(f"{message.relay_id}{MSG_SUFFIX}", inbox)
         return False
 
-    def _is_whole(self, message: Message, recipient: str, *folder: str) -> bool:
-        """True when the delivered file is complete in the inbox, or in a folder of it."""
+    def _read_whole(self, message: Message, recipient: str, *folder: str) -> MessageFile | None:
+        """The delivered file in the inbox, or in a folder of it; None unless it is complete."""
         try:
             found = self._parse(recipient, f"{message.relay_id}{MSG_SUFFIX}", *folder)
         except (OSError, UnsafePath) as exc:
             if isinstance(exc, OSError) and exc.errno in fsio.EXHAUSTED:
                 raise  # it would apply to every file: the session restarts
-            return False  # an unreadable file does not count as delivered
-        return found is not None and sha256_hex(found.content) == sha256_hex(message.content)
+            return None  # an unreadable file does not count as delivered
+        return found if found is not None and found.content == message.content else None
 
     def _parse(self, recipient: str, name: str, *folder: str) -> MessageFile | None:
         """A delivered file; None if it is damaged. Errors: OSError, UnsafePath."""
