@@ -219,13 +219,13 @@ class InboxRepair:
             if state is DeliveryState.STAGED:
                 return 0  # its inbox is out of reach for now
             was_answered = state is DeliveryState.ACKNOWLEDGED and not self._may_lack_unsynced
-            if was_answered or self._was_set_aside(message, agent, delivery):
+            if was_answered or self._was_taken_back(message, agent, delivery):
                 file_ops.deliver(self._dirs, name.removesuffix(MSG_SUFFIX), agent, again=True)
                 return 0
         fsio.remove(name, self._dirs.get("agents", agent, "inbox", PENDING))
         return 1
 
-    def _was_set_aside(self, message: Message, agent: str, delivery: Delivery) -> bool:
+    def _was_taken_back(self, message: Message, agent: str, delivery: Delivery) -> bool:
         """True for an unread file that a command was to take back, which was not committed.
 
         The file of a further attempt has another ATTEMPT.

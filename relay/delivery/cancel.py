@@ -1,8 +1,8 @@
 """Cancelling a message: taking it back from recipients that have not read it.
 
-    set aside   inbox/{id}.msg is renamed into inbox/.pending: who renames first has it
+    take back   inbox/{id}.msg is renamed into inbox/.pending: who renames first has it
     commit      the delivery is Expired, with the reason, in the journal; so is the reply
-    remove      the file that was set aside
+    remove      the file that was taken back
 
 Killed before the commit, recovery puts the file back, and the command is carried out again; killed
 after it, recovery removes the file. See docs/states.md.
@@ -72,10 +72,10 @@ class Canceller(Part):
     def __init__(self, given: Resources, reads: ReadDetector) -> None:
         super().__init__(given)
         self._reads = reads
-        self.set_aside: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
+        self.taken_back: list[tuple[str, str]] = []  # (message id, recipient), not committed yet
 
     def cancel(self, asked: Cancellation) -> ControlReply:
-        """Set the message's unread files aside and end their deliveries; says who had read it."""
+        """Take the message's unread files back and end their deliveries; says who had read it."""
         number, message_id = asked.number, asked.message_id
         rows = self._ledger.deliveries.rows([message_id]).get(message_id, {})
         cancelled: list[str] = []
@@ -123,25 +123,25 @@ class Canceller(Part):
         return False
 
     def _take_back(self, dirs: Dirs, message_id: str, recipient: str, *, is_held: bool) -> str:
-        """Set the file aside; returns why it cannot be, or nothing.
+        """Take the file back; returns why it cannot be, or nothing.
 
         ``is_held``: a further attempt waits; then the file may have vanished with its mailbox.
         """
         try:
-            if not file_ops.set_aside(dirs, message_id, recipient):
+            if not file_ops.take_back(dirs, message_id, recipient):
                 is_taken = was_taken(dirs, recipient, message_id)
                 return "" if is_held and not is_taken else _left(recipient, is_read=is_taken)
         except (OSError, UnsafePath) as exc:
             return f"the inbox of {recipient} cannot be written: {file_ops.reason_of(exc)}"
         self._reads.expect_removal(recipient, message_id)
-        self.set_aside.append((message_id, recipient))
+        self.taken_back.append((message_id, recipient))
         return ""
 
     def remove(self, dirs: Dirs) -> None:
-        """Remove what was set aside: it is durable by now that those deliveries ended."""
-        for message_id, recipient in self.set_aside:
+        """Remove what was taken back: it is durable by now that those deliveries ended."""
+        for message_id, recipient in self.taken_back:
             file_ops.unstage(dirs, message_id, recipient)
-        self.set_aside.clear()
+        self.taken_back.clear()
 
 
 def _reason_to_keep(recipient: str, delivery: Delivery, row: DeliveryFacts | None) -> str:

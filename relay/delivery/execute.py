@@ -143,7 +143,7 @@ class PlanExecutor(Part):
         without_event = self._make_events(batch, missed, staged_at)
         self._events.commit()
         begin("deliver")
-        if self._canceller.set_aside:
+        if self._canceller.taken_back:
             self._canceller.remove(dirs)
         delivered = self._deliver(dirs, batch, missed, staged_at, without_event)
         if delivered:

@@ -158,7 +158,7 @@ def reason_of(exc: OSError | UnsafePath) -> str:
     return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
-def set_aside(dirs: Dirs, message_id: str, recipient: str) -> bool:
+def take_back(dirs: Dirs, message_id: str, recipient: str) -> bool:
     """Rename an unread file from the inbox into ``inbox/.pending``; False if it has left the inbox.
 
     Errors: OSError, UnsafePath.
