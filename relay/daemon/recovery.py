@@ -42,13 +42,12 @@ from relay.daemon.opening import OpenedStore
 from relay.delivery import downtime, file_ops
 from relay.delivery.downtime import Deadlines
 from relay.delivery.file_ops import read_original, reconstruct
-from relay.delivery.projection import Projection, deliveries_of, facts_of
+from relay.delivery.projection import Projection, deliveries_of, facts_of, log_skipped
 from relay.delivery.retry import ACCEPTED
 from relay.delivery.values import Resources
 from relay.engine.engine import Engine
-from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts
-from relay.ledger.ledger import REBUILT, SKIPPED, FileFacts, Ledger, MessageRow
+from relay.ledger.ledger import REBUILT, FileFacts, Ledger, MessageRow
 
 DISAPPEARED = Refusal(RefusalCode.DISAPPEARED, "file_disappeared")
 ROWS = 5_000  # looked up at once
@@ -128,18 +127,12 @@ class Restorer:
             self._restore_statuses(store, projection.rows.values())
             with self._home.dirs() as dirs:
                 ledger.set_path(_refused_files(dirs, projection))
-            if projection.skipped:
-                count = int(ledger.get_state(SKIPPED) or 0) + len(projection.skipped)
-                ledger.set_state(SKIPPED, str(count), now)
             if missing and not ledger.position():  # audit_log begins now
                 ledger.set_state(REBUILT, str(now), now)
             if position > ledger.position():
                 ledger.set_position(position, now)
         self.restored += missing
-        for why in skipped[:SHOWN_IDS]:
-            self._log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
-        if skipped:
-            self._log(describe_skipped(len(skipped)), action="skip_fact", level="error")
+        log_skipped(skipped, self._log)
 
     def _restore_statuses(self, store: Engine, rows: Iterable[FileFacts]) -> None:
         """Restore status changes made by commands that the ledger has lost.

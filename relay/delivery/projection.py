@@ -17,10 +17,12 @@ from msgspec.structs import astuple, replace
 from relay.acomm.model import Delivery, DeliveryState, Message
 from relay.base.clock import NS_PER_MS, NS_PER_S
 from relay.base.incidents import Refusal
+from relay.base.logs import LogCall
 from relay.base.names import MSG_SUFFIX, ORCHESTRATOR, sha256_hex
 from relay.engine import events, rules
 from relay.engine.events import Event, FreshEvent
 from relay.engine.messages import KIND_OF
+from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, OfferChange
 from relay.ledger.ledger import FileFacts, Ledger
 
@@ -39,6 +41,7 @@ Facts = TypeVar("Facts", DeliveryFacts, ObligationFacts)
 
 
 PIECE = 5_000  # messages, or four times as many deliveries: some 10 MiB
+SHOWN_FACTS = 20  # of those that a piece skips, in the log
 
 
 class Projection:
@@ -121,7 +124,7 @@ class Projection:
         """Add or update the rows in a ledger, within the caller's transaction.
 
         ``relay_id_of`` resolves messages accepted before these events. Returns how many messages
-        it lacked, and a text about each fact that no row can hold.
+        it lacked, and a text about each fact that no row can hold; those are counted.
         """
         deliveries, offers, added = ledger.deliveries, ledger.offers, list[str]()
         rows: tuple[tuple[Callable[[Sequence[Any]], object], Sequence[Any]], ...] = (
@@ -139,7 +142,9 @@ class Projection:
         skipped = [*self.skipped]
         for write, facts in rows:
             if facts:
-                skipped += ledger.project(write, facts, now_ns)
+                skipped += ledger.project(write, facts)
+        if skipped:
+            ledger.count_skipped(len(skipped), now_ns)
         return len(added), skipped
 
     def _named(
@@ -361,6 +366,14 @@ def _read_at(facts: DeliveryFacts, at: int) -> int:
     if facts.state not in ("read", "acked") and known < (facts.written_at or 0):
         return at
     return min(known, at)
+
+
+def log_skipped(skipped: Sequence[str], log: LogCall) -> None:
+    """Log the facts that no row can hold, and how many there are."""
+    for why in skipped[:SHOWN_FACTS]:
+        log(f"A fact of the journal is skipped: {why}", action="skip_fact", level="error")
+    if skipped:
+        log(describe_skipped(len(skipped)), action="skip_fact", level="error")
 
 
 def _fail(ledger: Ledger, failures: Iterable[tuple[str, Refusal, int]]) -> None:

@@ -15,7 +15,7 @@ from relay.base.errors import UnsafePath
 from relay.base.home import REJECTED, Dirs
 from relay.base.incidents import Incident, IncidentCounter, Refusal
 from relay.delivery import file_ops
-from relay.delivery.projection import Projection
+from relay.delivery.projection import Projection, log_skipped
 from relay.delivery.values import (
     FIRST_PAUSE_S,
     NO_EFFECTS,
@@ -30,7 +30,6 @@ from relay.delivery.values import (
     Row,
 )
 from relay.engine.events import FreshEvent
-from relay.ledger.check import describe_skipped
 from relay.ledger.deliveries import DeliveryFacts, ObligationFacts, held_delivery
 
 
@@ -64,8 +63,7 @@ class LedgerWriter(Part):
                 self._ledger.archive([(message_id, None) for message_id in rows.rows], now)
             self._ledger.set_position(self._events.journal.durable, now)
         self._fresh.clear()
-        if skipped:
-            self._log(describe_skipped(len(skipped)), action="skip_fact", level="error")
+        log_skipped(skipped, self._log)
 
     def catch_up(self) -> None:
         """Write the rows of events that no batch has taken along."""

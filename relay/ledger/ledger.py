@@ -157,22 +157,24 @@ class Ledger:
         return Transaction(self._db)
 
     def project(
-        self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact], now_ns: int
+        self, write: Callable[[Sequence[Fact]], object], facts: Sequence[Fact]
     ) -> list[str]:
         """Write facts of the journal; returns a text about each one that no row can hold.
 
         The journal is the truth and cannot be changed: one fact that the ledger refuses must stop
-        neither a start nor a rebuild. It is counted, for ``relay doctor``. Within the caller's
-        transaction.
+        neither a start nor a rebuild. Within the caller's transaction.
         """
         try:
             write(facts)
         except (RowRefused, OverflowError, UnicodeEncodeError) as exc:
             if len(facts) > 1:  # those that were written are written again, which changes nothing
-                return [why for fact in facts for why in self.project(write, [fact], now_ns)]
-            self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + 1), now_ns)
+                return [why for fact in facts for why in self.project(write, [fact])]
             return [f"{exc}: {str(facts[0])[:SHOWN_CHARS]}"]
         return []
+
+    def count_skipped(self, number: int, now_ns: int) -> None:
+        """Add to the count of facts without a row, for ``relay doctor``."""
+        self.set_state(SKIPPED, str(int(self.get_state(SKIPPED) or 0) + number), now_ns)
 
     # -- messages ----------------------------------------------------------------------
 
