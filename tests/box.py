@@ -34,7 +34,7 @@ from relay.base.watcher import InotifyWatcher, Watcher
 from relay.daemon.session import Executors, Session
 from relay.delivery.eventlog import EventLog
 from relay.delivery.loop import Dispatcher
-from relay.engine.checkpoint import Flusher
+from relay.engine.checkpoint import Flusher, InlineExecutor
 from relay.engine.engine import Engine
 from relay.journal.segment import SegmentPolicy
 from relay.journal.tiers import Tiers
@@ -72,6 +72,8 @@ def descriptors_below(folder: Path) -> list[str]:
 close_watcher = InotifyWatcher.close
 InotifyWatcher.close = _close_later  # type: ignore[method-assign]
 
+# No threads: the loop does all work itself, at once.
+INLINE = Executors(InlineExecutor(), InlineExecutor(), InlineExecutor(), pause_s=0)
 BOXES: list[Box] = []  # to be given back after their test: who is killed closes nothing
 
 
@@ -89,7 +91,7 @@ class Box:
         executors: Executors | None = None,
     ) -> None:
         self.spawner = spawner or FakeSpawner()  # the system's side: a kill leaves it as it is
-        self.executors = executors or Executors.inline()
+        self.executors = executors or INLINE
         self.root = root
         self.config = _flushing_often(config or Config())
         self.disk = FakeDisk()

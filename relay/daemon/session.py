@@ -36,7 +36,7 @@ from relay.daemon.status import SharedStatus, StatusPublisher
 from relay.delivery.loop import Dispatcher
 from relay.delivery.values import Resources
 from relay.engine.archives import Roller
-from relay.engine.checkpoint import Flusher, FlushPolicy, InlineExecutor
+from relay.engine.checkpoint import Flusher, FlushPolicy
 from relay.journal.tier_plan import JournalCommand
 from relay.journal.tiers import TierWorker, lower_priority
 from relay.ledger import wal
@@ -88,11 +88,6 @@ class Executors(NamedTuple):
             ThreadPoolExecutor(3, thread_name_prefix="keeper"),
             ThreadPoolExecutor(1, thread_name_prefix="search"),
         )
-
-    @classmethod
-    def inline(cls) -> Executors:
-        """No threads: the loop does all work itself, at once."""
-        return cls(InlineExecutor(), InlineExecutor(), InlineExecutor(), pause_s=0)
 
     def waking(self, wake: Callable[[], None]) -> Executors:
         """The same, whose work wakes the loop at its end."""

@@ -12,19 +12,18 @@ from relay.base.config import Config, JournalSettings
 from relay.base.home import BASE, STORE
 from relay.cli.common import plural
 from relay.daemon.home_journal import carry_out
-from relay.daemon.session import Executors
 from relay.doctor import Severity, examine
 from relay.journal.manifest_format import ManifestType, Reason
 from relay.journal.tier_plan import PRUNE, JournalCommand
 from relay.ledger.ledger import Ledger
-from tests.box import Box
+from tests.box import INLINE, Box
 from tests.disk import flip
 from tests.fakes import IdleExecutor
 from tests.procs import relay, rows_of
 
 JOURNAL = JournalSettings(segment_bytes=4096, compress_segments=False, keep_age_s=1)
 
-KEPT = Executors.inline()._replace(tiers=IdleExecutor())  # no segment is pruned
+KEPT = INLINE._replace(tiers=IdleExecutor())  # no segment is pruned
 
 pytestmark = [
     pytest.mark.damages,

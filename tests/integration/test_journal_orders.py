@@ -11,15 +11,14 @@ from relay.base.config import Config, JournalSettings
 from relay.base.errors import StoreFull
 from relay.base.home import BASE, STORE
 from relay.daemon.home_journal import covered_offset
-from relay.daemon.session import Executors
 from relay.delivery.apply import PlanApplier
-from tests.box import Box
+from tests.box import INLINE, Box
 from tests.fakes import IdleExecutor
 from tests.procs import Relay, home_of, relay, rows_of, until
 
 SMALL = Config(journal=JournalSettings(segment_bytes=4096, compress_segments=False))
 
-BY_HAND = Executors.inline()._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
+BY_HAND = INLINE._replace(tiers=IdleExecutor())  # the tiers' work is in ``steps``
 
 pytestmark = [
     pytest.mark.box("alice", "bob", config=SMALL, executors=BY_HAND),

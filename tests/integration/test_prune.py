@@ -18,15 +18,14 @@ from relay.base.config import Config, RetentionSettings
 from relay.daemon import prune
 from relay.daemon.housekeeper import packable, run_retention
 from relay.daemon.prune import Pruned
-from relay.daemon.session import Executors
 from relay.ledger.ledger import Ledger
-from tests.box import Box, MakeBox
+from tests.box import INLINE, Box, MakeBox
 from tests.disk import failing, killed_before
 from tests.fakes import IdleExecutor
 from tests.kills import killed_in
 from tests.procs import PATIENCE_S, Relay, home_of, relay, rows_of
 
-BY_HAND = Executors.inline()._replace(keeper=IdleExecutor())  # only ``run`` prunes
+BY_HAND = INLINE._replace(keeper=IdleExecutor())  # only ``run`` prunes
 ONCE = Config(retention=RetentionSettings(every_s=1000 * 86_400))  # a minute after the start
 
 pytestmark = pytest.mark.box("alice", "bob", executors=BY_HAND)
@@ -188,7 +187,7 @@ def test_attachments_stay_while_somebody_is_to_read_their_message(box: Box) -> N
     assert run(box, attachments_days=30)["attachments"].number == 0
 
 
-@pytest.mark.box("alice", "bob", executors=Executors.inline())
+@pytest.mark.box("alice", "bob", executors=INLINE)
 def test_a_clock_that_is_ahead_for_a_while_deletes_nothing(box: Box) -> None:
     """A machine whose clock is wrong at its start has it set by the network minutes later."""
     path = attached(box, b"read")
