@@ -27,7 +27,7 @@ import psutil
 
 from relay.base import archive_pack, fsio
 from relay.base.archive_pack import DAY_NS, SUFFIX
-from relay.base.clock import NS_PER_S, iso_date
+from relay.base.clock import NS_PER_S, iso_date, parse_time
 from relay.base.config import RetentionSettings
 from relay.base.errors import UnsafePath
 from relay.base.home import LEDGER, READ, REJECTED, Home
@@ -266,10 +266,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _day_ns(day: str) -> int:
-    import calendar
-    import time
-
-    return calendar.timegm(time.strptime(day, "%Y-%m-%d")) * 10**9
+    return parse_time(f"{day}T00Z")
 
 
 # -- attachments -------------------------------------------------------------------------------
