@@ -70,11 +70,6 @@ class Housekeeper(Part):
             given.home.path(LEDGER), given.config.ledger, given.clock, executor, given.log
         )
 
-    @property
-    def paused(self) -> str:
-        """The reason to pause intake now, or an empty string."""
-        return self.wal.paused
-
     def enqueue(self, job: Prune | Pack, asked_by: Subject = NOBODY) -> None:
         """Queue a job for the thread; lost in a crash."""
         if (asked_by, job) not in self._queue:

@@ -268,7 +268,7 @@ class Session:
         is_low = usage is not None and usage.state.is_low
         keeper_due = self.housekeeper.poll(idle=self.dispatcher.due_ns > now, is_low=is_low)
         self._answer_jobs()
-        self.dispatcher.pause("wal", self.housekeeper.paused)
+        self.dispatcher.pause("wal", self.housekeeper.wal.paused)
         self.status.pauses = self.dispatcher.pauses
         self.status.ledger_damage = self.housekeeper.damage
         due = [keeper_due, self._poll_tiers(), self.disk_monitor.due_ns()]
