@@ -132,7 +132,7 @@ def register(home: Home, agent: str, now_ns: int) -> None:
 
     A file that is not a JSON object is renamed to ``meta.json.bad``.
     """
-    with home.changing_meta(agent), home.dirs() as dirs:
+    with home.changing("agents", agent), home.dirs() as dirs:
         folder = dirs.get("agents", agent)
         meta = _meta_of(home, agent)
         if meta is None:
@@ -149,7 +149,7 @@ def unregister(home: Home, agent: str) -> None:
     On an error it stays registered, and the relay finds out that the process has ended.
     """
     suppressed = contextlib.suppress(OSError, RelayError)
-    with suppressed, home.changing_meta(agent), home.dirs() as dirs:
+    with suppressed, home.changing("agents", agent), home.dirs() as dirs:
         meta = _meta_of(home, agent) or {}
         mine = _this_process()
         if mine.items() <= meta.items():

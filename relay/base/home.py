@@ -51,7 +51,7 @@ LOG = "logs/relay.log"
 LAST_WRITTEN = (LOCK, LOG, LEDGER + "-wal")  # only a running relay writes these
 TROUBLE_CHARACTERS = 500
 META = "meta.json"
-META_LOCK_S = 1.0  # it is held for the time of a small file's write
+CHANGE_LOCK_S = 1.0  # it is held for the time of a small file's write
 KEY = "key"
 PENDING = ".pending"
 REJECTED = "rejected"  # folder of refused files below an agent's day in the archive
@@ -237,14 +237,15 @@ class Home:
                 return None
 
     @contextlib.contextmanager
-    def changing_meta(self, name: str) -> Iterator[None]:
-        """Hold the lock for a change of an agent's meta.json: that of its directory.
+    def changing(self, *path: str) -> Iterator[None]:
+        """Hold the lock of a folder for the change of a file: ``agents`` for config.json, an
+        agent's own for its meta.json.
 
-        A holder that is stopped by a signal is waited for META_LOCK_S at most. Errors: OSError.
+        A holder that is stopped by a signal is waited for CHANGE_LOCK_S at most. Errors: OSError.
         """
-        until = time.monotonic() + META_LOCK_S
+        until = time.monotonic() + CHANGE_LOCK_S
         with self.dirs() as dirs:  # which closes it, and so gives the lock back
-            folder = dirs.get("agents", name)
+            folder = dirs.get(*path)
             while time.monotonic() < until:
                 try:
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -191,7 +191,7 @@ def register(
         opened.make_agent(name)
         if role is not None:
             path = opened.path("agents", name, META)
-            with opened.changing_meta(name):
+            with opened.changing("agents", name):
                 meta = read_agent_meta(opened, name)
                 fsio.write_atomic(path, json.dumps(meta | {"role": role}).encode())
         meta_role = role_in(opened.read_meta(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -279,23 +280,13 @@ def set_(
     The whole file is checked first, and the rest of it stays. A running relay takes the change over
     at once; exit code 5 if it does not.
     """
-    from relay.base.config import decode, flatten
+    from relay.base.config import flatten
 
     if unset == (text is not None):
         raise click.UsageError("expected either VALUE or --unset", ctx)
     with open_home(ctx, home) as opened:
-        path = opened.path(CONFIG)
-        data = opened.read_config()
-        before = decode(data, path)
-        tree = json.loads(data)
-        _change(tree, name, text)
-        data = json.dumps(tree, indent=2, ensure_ascii=False).encode() + b"\n"
-        try:
-            after = decode(data, path)
-        except ConfigError as exc:
-            raise ConfigError(str(exc), hint="nothing was changed") from exc
-        _check_encryption(opened, before, after)
-        fsio.write_atomic(path, data)
+        with opened.changing("agents"):  # the lock of the home is the relay's
+            before, after = _changed(opened, name, text)
         taken, note = _have_taken(opened, after)
     old, new = (_value_of(flatten(config), name) for config in (before, after))
     if as_json:
@@ -305,6 +296,23 @@ def set_(
         click.echo(f"{name}: {change}")
         click.echo(sanitize(name_home(note)), err=taken is False)
     return EXIT_STATE if taken is False else 0
+
+
+def _changed(home: Home, name: str, text: str | None) -> tuple[Config, Config]:
+    """Change a setting in the file. Returns the settings before and after. Errors: ConfigError."""
+    from relay.base.config import decode
+
+    path, data = home.path(CONFIG), home.read_config()
+    before, tree = decode(data, path), json.loads(data)
+    _change(tree, name, text)
+    data = json.dumps(tree, indent=2, ensure_ascii=False).encode() + b"\n"
+    try:
+        after = decode(data, path)
+    except ConfigError as exc:
+        raise ConfigError(str(exc), hint="nothing was changed") from exc
+    _check_encryption(home, before, after)
+    fsio.write_atomic(path, data)
+    return before, after
 
 
 def _check_encryption(home: Home, before: Config, after: Config) -> None:
@@ -377,7 +385,7 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
 
     Returns True, or False with the reason, or None without a relay.
     """
-    from relay.base.config import digest
+    from relay.base.config import digest, load
     from relay.base.status_client import ask_status
 
     pid = lock_holder(home)
@@ -397,6 +405,8 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
     deadline = time.monotonic() + TAKEN_S
     while time.monotonic() < deadline:
         status = ask_status(home) or {}
+        with contextlib.suppress(ConfigError):
+            wanted = digest(load(home))  # as others have changed it since
         error = status.get("config_error")
         if error and error != error_before:
             break

@@ -56,7 +56,7 @@ def make_key(ctx: click.Context, home: str | None, name: str, as_json: bool) -> 
         path = opened.path("agents", name, KEY)
         private = load_key(path) if os.path.lexists(path) else create_key(path)
         public = public_key(private).hex()
-        with opened.changing_meta(name):
+        with opened.changing("agents", name):
             meta = read_agent_meta(opened, name)
             if meta.get("public_key") != public:
                 data = json.dumps(meta | {"public_key": public}, indent=2).encode() + b"\n"

@@ -310,7 +310,7 @@ def test_a_program_that_begins_loses_no_change_of_meta_json(alice: Agent) -> Non
     meta = Path(alice.home, "agents/bob/meta.json")
     with Home(alice.home) as home:
         home.make_agent("bob")
-        with home.changing_meta("bob"):
+        with home.changing("agents", "bob"):
             begins = threading.Thread(target=lambda: agents.append(Agent("bob", alice.home)))
             agents: list[Agent] = []
             begins.start()

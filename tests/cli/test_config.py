@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,15 @@ def test_the_running_relay_takes_a_change_over(home: Path) -> None:
         assert f"relay: the running relay, pid {running.pid}, uses other settings: " in line
         assert changed(home, "store.encrypt", "false")["taken"] is True
         assert said(home, "check") == f"{home}/config.json: OK\n"
+
+
+def test_changes_at_once_are_all_made_and_taken_over(home: Path) -> None:
+    names = ("limits.batch_files", "limits.reply_depth", "log.keep_files", "disk.alert_percent")
+    with Relay(home), ThreadPoolExecutor(len(names)) as pool:
+        rows = list(pool.map(lambda name: changed(home, name, "51"), names))
+    assert [row["taken"] for row in rows] == [True] * len(names)
+    values = flatten(decode((home / "config.json").read_bytes()))
+    assert [values[name] for name in names] == [51] * len(names)
 
 
 def test_a_file_is_checked_by_setting_or_line_and_column(home: Path, tmp_path: Path) -> None:
