@@ -237,13 +237,13 @@ class Home:
                 return None
 
     @contextlib.contextmanager
-    def changing(self, *path: str) -> Iterator[None]:
+    def changing(self, *path: str, within_s: float = CHANGE_LOCK_S) -> Iterator[None]:
         """Hold the lock of a folder for the change of a file: ``agents`` for config.json, an
         agent's own for its meta.json.
 
-        A holder that is stopped by a signal is waited for CHANGE_LOCK_S at most. Errors: OSError.
+        A holder that is stopped by a signal is waited for ``within_s`` at most. Errors: OSError.
         """
-        until = time.monotonic() + CHANGE_LOCK_S
+        until = time.monotonic() + within_s
         with self.dirs() as dirs:  # which closes it, and so gives the lock back
             folder = dirs.get(*path)
             while time.monotonic() < until:

@@ -285,7 +285,7 @@ def set_(
     if unset == (text is not None):
         raise click.UsageError("expected either VALUE or --unset", ctx)
     with open_home(ctx, home) as opened:
-        with opened.changing("agents"):  # the lock of the home is the relay's
+        with opened.changing("agents", within_s=TAKEN_S):  # the home's own lock is the relay's
             before, after = _changed(opened, name, text)
         taken, note = _have_taken(opened, after)
     old, new = (_value_of(flatten(config), name) for config in (before, after))
