@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.base import outcomes
 from relay.base.errors import LedgerError, MessageError, NotFound, RelayError
-from relay.base.home import LEDGER, READ, Home
+from relay.base.home import LEDGER, READ, REJECTED, Home
 from relay.base.message import ANSWERS, MessageFile, parse, parse_delivered
 from relay.base.names import (
     ATTACHMENT_NAMES,
@@ -87,7 +88,8 @@ def read_message(root: str, given: str) -> StoredMessage:
 
 def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:
     """Yield where a message's file may be: (sender or empty, path below the home)."""
-    for row in _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", message_id):
+    rows = _ledger_rows(home, "SELECT * FROM messages WHERE message_id = ?", message_id)
+    for row in rows:
         yield row["agent_name"], row["file_path"]
     for row in _ledger_rows(home, "SELECT * FROM deliveries WHERE message_id = ?", message_id):
         for folder in ("inbox", f"inbox/{READ}"):
@@ -97,6 +99,12 @@ def _places(home: Home, message_id: str) -> Iterator[tuple[str, str]]:
             if found == message_id:
                 sender = "" if place == "inbox" else agent
                 yield sender, f"agents/{agent}/{place}/{message_id}{MSG_SUFFIX}"
+    for row in rows:  # it was moved just now, and its row does not say so yet
+        for folder in ("", f"{REJECTED}/"):
+            sender = row["agent_name"]
+            name = f"archive/*/{sender}/{folder}{message_id}{MSG_SUFFIX}"
+            for path in glob.glob(name, root_dir=home.root):
+                yield sender, path
 
 
 def _ledger_rows(home: Home, query: str, message_id: str) -> list[Any]:

@@ -10,6 +10,8 @@ import pytest
 
 from agent_sdk import Agent
 from relay.cli import run
+from relay.views.message import find_file
+from tests.box import Box
 from tests.disk import failing
 from tests.procs import PATIENCE_S, Relay, drop, inbox_of, relay, relay_anew, rows_of, send, until
 
@@ -71,6 +73,21 @@ def test_a_file_that_is_not_a_message_can_be_printed(running: Relay, home: Path)
     (nack,) = inbox_of(home, "alice")
     done = relay("resend", nack.stem, home=home)
     assert (done.returncode, "was sent by the relay itself" in done.stderr) == (1, True)
+
+
+@pytest.mark.damages  # a relay in the midst of a turn
+def test_a_file_whose_move_is_not_in_the_ledger_yet_is_found(box: Box) -> None:
+    for text in ("TO: bob\n\nhi", "TO bob\n\nhi"):
+        sent = box.send("alice", text)
+        box.tick(2)
+        box.flush()
+        moved = find_file(str(box.root), sent).path
+        assert moved.startswith("archive/")
+        before = f"agents/alice/outbox/{sent}.msg"
+        box.sql("UPDATE messages SET file_path = ? WHERE message_id = ?", before, sent)
+        box.sql("DELETE FROM deliveries")
+        box.path("agents", "bob", "inbox", f"{sent}.msg").unlink(missing_ok=True)
+        assert find_file(str(box.root), sent).path == moved
 
 
 @pytest.mark.home("inbox", "outbox", "bob")
