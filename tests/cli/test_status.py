@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from click.testing import CliRunner
-
-from relay.cli import cli
 from tests.box import Box
-
-
-def run(box: Box, *args: str) -> str:
-    """What a command prints, in this process."""
-    done = CliRunner().invoke(cli, ["--home", str(box.root), *args])
-    assert done.exit_code == 0, done.output
-    return str(done.stdout)
-
-
-def status_text(box: Box) -> str:
-    """What a person sees."""
-    return run(box, "status")
+from tests.procs import relay, rows_of
 
 
 def status(box: Box) -> dict[str, Any]:
     """What programs get."""
-    facts: dict[str, Any] = json.loads(run(box, "status", "--json"))
+    (facts,) = rows_of("status", home=box.root, exit_code=5)  # no relay is running
     return facts
+
+
+def status_text(box: Box) -> str:
+    """What a person sees."""
+    return relay("status", home=box.root).stdout
 
 
 def test_messages_are_counted_whatever_their_numbers(box: Box) -> None:
@@ -58,6 +48,6 @@ def test_what_failed_is_one_number(box: Box) -> None:
     box.until_dead()
     box.command("operator", "dead.discard", f"ID: {gone}")
     box.flush()
-    listed = [json.loads(line)["id"] for line in run(box, "failed", "--json").splitlines()]
+    listed = [row["id"] for row in rows_of("failed", home=box.root)]
     assert {several, asked, lost} < {*listed} and not {cancelled, gone} & {*listed}
     assert status(box)["failed"] == len(listed)
