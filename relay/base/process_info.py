@@ -61,7 +61,7 @@ def runs(pid: int, start_ticks: int | None) -> bool:
     except ProcessLookupError:  # it ended between open and read
         return False
     except FileNotFoundError:
-        return _runs_elsewhere(pid, start_ticks)
+        return _runs_without_proc(pid, start_ticks)
     fields = _fields(stat)
     return fields[0] not in ENDED and start_ticks in (None, int(fields[START_FIELD - 3]))
 
@@ -124,7 +124,7 @@ def _fields(stat: bytes) -> list[bytes]:
     return stat[stat.rindex(b")") + 2 :].split()
 
 
-def _runs_elsewhere(pid: int, start_ticks: int | None) -> bool:
+def _runs_without_proc(pid: int, start_ticks: int | None) -> bool:
     """Look up the pid alone on systems without /proc; False where there is one."""
     if os.path.exists(f"{PROC}/self/stat"):
         return False
