@@ -333,7 +333,7 @@ def _check_encryption(home: Home, before: Config, after: Config) -> None:
         key = store_key(home, after, make=False)
         folder = os.path.dirname(home.path(new.key_file))
         if key is None and not os.path.isdir(folder):
-            raise KeyFileError(f"key file {new.key_file}: {folder} is no directory")
+            raise KeyFileError(f"key file {new.key_file}: {folder} is not a directory")
         open_store_readonly(home, Clock(), after, key)
     except (KeyFileError, SealedStore) as exc:
         text = f"{path}: no relay would start with it: {exc}"

@@ -83,7 +83,7 @@ def test_a_key_that_opens_nothing_is_no_setting(home: Path, tmp_path: Path) -> N
         return done.stderr
 
     configure(home, encrypt=False, key_file="nowhere/key")
-    assert f"key file nowhere/key: {home}/nowhere is no directory" in refused(
+    assert f"key file nowhere/key: {home}/nowhere is not a directory" in refused(
         "true", "store.encrypt"
     )
     configure(home, encrypt=True)
