@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from relay.reach.session import BELL, Session, changing, load_session, side_file
+from relay.reach.session import BELL, Session, changing, is_ringing, load_session, side_file
 from tests import forks
+from tests.procs import until
 
 RELAY = [sys.executable, "-m", "relay"]
 LOOP = "tests.reach.agent_loop"
@@ -181,6 +182,7 @@ def put(root: Path, agent: str, text: str, stem: str) -> str:
 @contextlib.contextmanager
 def in_another_container(cli: Cli) -> Iterator[None]:
     """A session that has begun is one of another container; its bell runs there in the block."""
+    until(lambda: is_ringing(str(cli.root), cli.session))  # else its own may begin in the block
     cli.die()
     with changing(str(cli.root), cli.session) as session:
         session.pid_namespace = 1
