@@ -19,6 +19,7 @@ import time
 from relay.reach.mailbox import inbox_ids
 from relay.reach.session import (
     BLOCKED,
+    ENDED,
     FAILING,
     IDLE,
     WORKING,
@@ -58,7 +59,7 @@ MOST_VALUES = 4_000_000  # in larger parts: so many are parsed in 1.2 s
 # Stops in a row that are refused for messages; after 8 Claude Code ends the turn all the same, and
 # what was printed at the last one would not be seen.
 MOST_STOPS = 6
-STATES = dict.fromkeys((PROMPT, ACT, TOOL, BATCH), WORKING) | {ASK: BLOCKED, END: "ended"}
+STATES = dict.fromkeys((PROMPT, ACT, TOOL, BATCH), WORKING) | {ASK: BLOCKED, END: ENDED}
 MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
 MAX_ERROR = 60

@@ -29,6 +29,7 @@ MAX_BYTES = 4 << 20
 WORKING, IDLE = "working", "idle"  # state
 BLOCKED = "blocked"  # on a person: a dialog is open in it
 FAILING = "failing"  # its last turn was ended by an error
+ENDED = "ended"
 NO_SESSION = "{} has no running session whose hooks report to the relay: `relay agents` shows them"
 _PLAIN = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_.-")
 
@@ -100,7 +101,9 @@ class Session:
     def is_live(self) -> bool:
         """True while its process runs; where that is not visible, while its bell does."""
         if self.is_elsewhere:
-            return bool(self.bell_file) and self.state != "ended" and _is_held(self.bell_file)
+            with contextlib.suppress(OSError):  # a link in its place, or no descriptor is left
+                return bool(self.bell_file) and self.state != ENDED and _is_held(self.bell_file)
+            return False
         return bool(self.pid) and runs(self.pid, self.pid_start)
 
 

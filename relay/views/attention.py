@@ -34,11 +34,11 @@ from relay.base.names import (
 )
 from relay.base.text import plural
 from relay.ledger import UNREAD
-from relay.reach.session import session_lock
+from relay.reach.session import ENDED, session_lock
 from relay.views.agents import ListedAgent, list_agents
 from relay.views.ids import messages_in, read_file
 from relay.views.message import read_message
-from relay.views.sessions import ENDED, UNSEEN
+from relay.views.sessions import UNSEEN
 
 if TYPE_CHECKING:
     import sqlite3

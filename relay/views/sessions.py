@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from relay.base.clock import NS_PER_S, local_time
 from relay.base.errors import RelayError
 from relay.base.home import LEDGER
+from relay.reach.session import ENDED
 
 if TYPE_CHECKING:
     from relay.base.home import Home
 
 UNSEEN = "unseen"
-ENDED = "ended"
 RINGS = 10  # in the status
 UNSEEN_NS = 10 * 60 * NS_PER_S  # without a hook while it works: longer than most tool calls
 

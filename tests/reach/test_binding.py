@@ -88,6 +88,18 @@ def test_the_holder_in_another_container_keeps_its_name_while_its_bell_runs(
     assert (two.name, three.name) == ("claude-2", "claude")
 
 
+def test_a_bell_that_cannot_be_looked_at_is_no_sign_of_life(start_cli: Start) -> None:
+    """The relay asks it in its loop, which such a file must not end."""
+    one = start_cli()
+    one.start()
+    with in_another_container(one):
+        assert one.session.is_live
+        bell = Path(one.session.bell_file)
+        bell.unlink()
+        bell.symlink_to("nowhere")
+        assert not one.session.is_live
+
+
 def test_many_sessions_that_begin_at_once_have_different_names(
     root: Path, start_cli: Start
 ) -> None:
