@@ -3,8 +3,8 @@
     pid              the process
     pid_start_ticks  when it started, clock ticks after boot (field 22 of /proc/PID/stat);
                      null where there is no /proc
-    pid_namespace    the number of the PID namespace in which pid is its pid; another one's
-                     processes, those of a container, are not visible, and not known to have ended
+    pid_namespace    number of the PID namespace in which pid is valid: the processes of another
+                     one, a container's, cannot be seen, and are never taken to have ended
     started_at       Unix nanoseconds at which it became this agent
     unregisters      false: it cannot unregister when it ends (a shell with relay.sh)
 

@@ -148,7 +148,8 @@ def update(
     ident = home_id(name)
     known = read_manifest(lake, ident)
     ledger_id = ledger_rows.read_state(snapshot.ledger.path).get("home_id", "")
-    if known is not None and ledger_id not in (known.ledger or ledger_id, ""):
+    known_id = known.ledger if known is not None else ""
+    if known_id and ledger_id and known_id != ledger_id:
         hint = f"give this one a --name of its own, or remove {lake.url}/{manifest_path(ident)}"
         raise RelayError(f"the lake has another home under the name {name}", hint=hint)
     there = {

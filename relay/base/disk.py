@@ -75,9 +75,9 @@ def measure_disk(path: str) -> tuple[int, int, int]:
 def refuses_files(path: str) -> str:
     """Why no file can be made in a directory, such as ``Read-only file system``; empty: one can.
 
-    What the system tells of a mount does not say it: a quota may be reached, no inode be free,
-    and ext4 that has met a fault is still called read-write by newer kernels. Hence a file
-    without a name is tried, where there are such. Errors: OSError.
+    statvfs does not tell: a quota may be reached, or no inode be free, and newer kernels still
+    report ext4 as read-write after a fault. So an unnamed file (O_TMPFILE) is opened where the
+    system has that. Errors: OSError.
     """
     try:
         os.close(os.open(path, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600))
