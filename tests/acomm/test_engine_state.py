@@ -204,12 +204,13 @@ def test_messages_that_stand_alike_share_one_list() -> None:
     assert again[0] is again[999]
 
 
-@settings(max_examples=500)
-@given(st.binary(max_size=80), st.binary(max_size=40))
-def test_any_bytes_are_a_state_or_a_fault(deliveries: bytes, counters: bytes) -> None:
-    for tag in (DELIVERIES, DEAD, DUPLICATES, SETTINGS, HELD, ARCHIVES, EVICTING, OWED, DOWNTIMES):
+@settings(max_examples=300)
+@given(st.integers(0, 60), st.integers(0, 9) | st.just(1000), st.binary(max_size=24))
+def test_any_bytes_are_a_state_or_a_fault(at: int, removed: int, put: bytes) -> None:
+    """In the place of others in a good block, behind it, or of all of it."""
+    for tag, good in ONE_BYTES.items():
         try:
-            state = EngineState.decode({tag: deliveries, COUNTERS: counters})
+            state = EngineState.decode({tag: good[:at] + put + good[at + removed :]})
         except FormatError:
             continue
         assert EngineState.decode(state.encode()) == state

@@ -21,10 +21,14 @@ from tests.box import Box
 
 pytestmark = pytest.mark.shows("ready 6.4")
 
+ID = "1700000000000000000-0a"
 OWN = (*RELAY_HEADERS, "CHECKSUM")
 PIECES = (*BREAKS, *OWN, "FROM: mallory", "operator", "ID: 1", ": ", "x", " ", "\t", "é", "TO")
 text = st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(max_size=30)
 names = st.sampled_from((*OWN, "from", "From ", "X-Own", "THREAD", "TO", "KIND", "Sent")) | text
+# most of a file is as it should be, or its first fault is all that is looked at
+likely = st.sampled_from((*OWN, "from", "Sent", "X-Own", "Note", "Channels"))
+values = st.sampled_from(("operator", "FROM: mallory", "ID: 1", " é ", "sha256:" + "0" * 64))
 
 
 def own_lines(data: bytes) -> dict[str, list[str]]:
@@ -38,30 +42,38 @@ def own_lines(data: bytes) -> dict[str, list[str]]:
     return found
 
 
-@given(
-    lines=st.lists(st.tuples(names, text), max_size=5),
-    body=text,
-    end=st.sampled_from(["\n", "\r\n", "\r"]),
-)
-@settings(max_examples=400)
-def test_whatever_an_agent_writes_it_is_refused_or_says_what_the_relay_says(
-    lines: list[tuple[str, str]], body: str, end: str
-) -> None:
-    written = end.join(["TO: bob", *(f"{name}: {value}" for name, value in lines)])
-    try:
-        message = parse((written + end + end + body).encode(errors="surrogatepass"))
-    except MessageError:
-        return
-    checksum = hashlib.sha256(message.body).hexdigest()
-    data = render_delivered(message, "1700000000000000000-0a", "alice", 10**18, checksum, "team")
-    found = own_lines(data)
-    assert [found[name] for name in ("FROM", "ID", "ATTEMPT", "CHANNEL", "CHECKSUM")] == [
-        ["alice"], ["1700000000000000000-0a"], ["1"], ["team"], [f"sha256:{checksum}"],
-    ]  # fmt: skip
-    again = parse_delivered(data)
-    assert (again.to, again.body) == (message.to, message.body)
-    own = {name for name in again.headers if name in OWN}
-    assert own == set(OWN)
+def test_whatever_an_agent_writes_it_is_refused_or_says_what_the_relay_says() -> None:
+    forged: set[str] = set()  # names that some message was accepted with
+
+    @given(
+        lines=st.lists(st.tuples(likely, values), max_size=4, unique_by=lambda it: it[0].upper()),
+        wild=st.lists(st.tuples(names, values | text), max_size=1),
+        body=text,
+        end=st.sampled_from(["\n", "\n", "\r\n", "\r"]),
+    )
+    @settings(max_examples=400)
+    def look(
+        lines: list[tuple[str, str]], wild: list[tuple[str, str]], body: str, end: str
+    ) -> None:
+        written = end.join(["TO: bob", *(f"{name}: {value}" for name, value in lines + wild)])
+        try:
+            message = parse((written + end + end + body).encode(errors="surrogatepass"))
+        except MessageError:
+            return
+        forged.update(name.upper() for name, _ in lines)
+        checksum = hashlib.sha256(message.body).hexdigest()
+        data = render_delivered(message, ID, "alice", 10**18, checksum, "team")
+        found = own_lines(data)
+        assert [found[name] for name in ("FROM", "ID", "ATTEMPT", "CHANNEL", "CHECKSUM")] == [
+            ["alice"], [ID], ["1"], ["team"], [f"sha256:{checksum}"],
+        ]  # fmt: skip
+        again = parse_delivered(data)
+        assert (again.to, again.body) == (message.to, message.body)
+        own = {name for name in again.headers if name in OWN}
+        assert own == set(OWN)
+
+    look()
+    assert forged >= {"FROM", "ID", "SENT", "ATTEMPT", "CHANNEL", "X-OWN"}
 
 
 FORGED = (

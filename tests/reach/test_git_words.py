@@ -184,6 +184,18 @@ def test_where_it_runs(tree: Path) -> None:
     assert folders("git stash; cd $X; git stash") == ["/a/b"]
 
 
-@given(st.text(st.sampled_from("git stash checkout -.;&|<>()'\"#$\n\\"), max_size=60))
+PIECES = [
+    "git stash ",
+    "git checkout .",
+    "\ngit ",
+    "; git stash",
+    "cd /",
+    *" -.;&|<>()'\"#$\n\\{}=@",
+    "A=1 ",
+    "é",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_no_line_is_an_error(line: str) -> None:
     tree_changes(line, "/")
