@@ -5,13 +5,15 @@ attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agent_sdk.disk import cleanup_on_error, retry_on_enospc
+from agent_sdk.presence import max_attachment_mib
 from relay.base import fsio
 from relay.base.errors import IntegrityError, MessageError, NotFound, RelayError
 from relay.base.home import Dirs, Home
@@ -34,19 +36,21 @@ class Attachments:
     def add(self, source: bytes | str | os.PathLike[str]) -> Attachment:
         """Store bytes or a file's content and return its ``sha256:…`` and name; durable on return.
 
-        Existing content is not written again. Errors: RelayError for what is not a regular
-        file, or changes meanwhile; OSError.
+        Existing content is not written again. Of a file that grows, what was there is stored.
+        Errors: RelayError for what is not a regular file, is too large, or changes; OSError.
         """
-        with _opened(source) as stream, self._home.dirs() as dirs:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            # What was read: a file of /proc has no end to seek, and one of /sys another.
-            size = len(source) if isinstance(source, bytes) else stream.tell()
-            retry_on_enospc(lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s)
-            # Existing content, too: its writer may not have synced yet.
-            fsio.sync_file(dirs.get(FOLDER, digest[:2]))
-            fsio.sync_file(dirs.get(FOLDER))
-        name = "" if isinstance(source, bytes) else file_name_of(source)
-        return Attachment(SHA256_PREFIX + digest, name)
+        name = "" if isinstance(source, bytes) else os.fspath(source)
+        most = max_attachment_mib(self._home) << 20
+        with _naming(name), _opened(source, most) as stream:
+            digest, size = _measure(stream, name, most)
+            with _naming(self._home.path(FOLDER)), self._home.dirs() as dirs:
+                retry_on_enospc(
+                    lambda: self._keep(stream, digest, size, dirs), self._disk_full_retry_s
+                )
+                # Existing content, too: its writer may not have synced yet.
+                fsio.sync_file(dirs.get(FOLDER, digest[:2]))
+                fsio.sync_file(dirs.get(FOLDER))
+        return Attachment(SHA256_PREFIX + digest, file_name_of(name))
 
     def read(self, reference: str) -> bytes:
         """Read and verify the content of ``sha256:…``.
@@ -118,19 +122,39 @@ class Attachments:
             pass
         temp = f".{digest[:16]}.{os.urandom(4).hex()}.tmp"
         with cleanup_on_error(temp, folder):
-            if _copy(stream, temp, folder) != digest:
+            if _copy(stream, size, temp, folder) != digest:
                 raise RelayError("the file changed while it was being attached")
             fsio.rename(temp, folder, digest, folder)
 
 
-def _opened(source: bytes | str | os.PathLike[str]) -> Stream:
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the path to errors of the system that name no file, as those of a full disk."""
+    try:
+        yield
+    except OSError as exc:
+        exc.filename = exc.filename or path or None
+        raise
+
+
+def _opened(source: bytes | str | os.PathLike[str], most: int) -> Stream:
     if isinstance(source, bytes):
         return io.BytesIO(source)
     stream = open(source, "rb", opener=_open_at_once)
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+    status = os.fstat(stream.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most:
         return stream
     stream.close()
+    if stat.S_ISREG(status.st_mode):
+        raise _too_large(os.fspath(source), status.st_size, most)
     raise RelayError(f"{os.fspath(source)!r} is not a regular file")
+
+
+def _too_large(name: str, size: int, most: int) -> RelayError:
+    return RelayError(
+        f"{name!r} is {-(-size >> 20)} MiB, at most {most >> 20} (limits.max_attachment_mib): "
+        "send its path, or send it in parts"
+    )
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -138,14 +162,33 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
-def _copy(stream: Stream, name: str, dir_fd: int) -> str:
+def _pieces(stream: Stream, most: int) -> Iterator[bytes]:
+    """Read up to ``most`` bytes from the start. A file of /proc has no end to seek, and a log or
+    one of /sys another than its size."""
+    stream.seek(0)
+    while piece := stream.read(min(PIECE_BYTES, most)):
+        yield piece
+        most -= len(piece)
+
+
+def _measure(stream: Stream, name: str, most: int) -> tuple[str, int]:
+    """The SHA-256 and the size of what is there. Errors: RelayError for more than ``most``."""
+    total, size = hashlib.sha256(), 0
+    for piece in _pieces(stream, most + 1):
+        total.update(piece)
+        size += len(piece)
+    if size > most:
+        raise _too_large(name, size, most)
+    return total.hexdigest(), size
+
+
+def _copy(stream: Stream, size: int, name: str, dir_fd: int) -> str:
     """Write and sync a new file in pieces. Returns the SHA-256 of what was written."""
     fsio.fault("create", name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    stream.seek(0)
     total = hashlib.sha256()
     with open(os.open(name, flags, fsio.FILE_MODE, dir_fd=dir_fd), "wb") as out:
-        while piece := stream.read(PIECE_BYTES):
+        for piece in _pieces(stream, size):
             fsio.fault("write", name)
             total.update(piece)
             out.write(piece)

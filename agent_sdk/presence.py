@@ -10,7 +10,7 @@
 
 On a normal exit the first three are removed: a registered process that is gone has died, unless it
 cannot unregister, and mail to it bounces. Other keys (``role``, ``public_key``) are kept.
-This module also reads the one setting of the relay that a sender needs.
+This module also reads the settings of the relay that a sender needs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from relay.base.discovery import default_root, two_homes
 from relay.base.errors import HomeMissing, RelayError
 from relay.base.home import META, PENDING, Dirs, Home
 from relay.base.message import DEFAULT_MAX_BODY_BYTES
+from relay.base.names import DEFAULT_MAX_ATTACHMENT_MIB
 
 NO_LEAVING = "unregisters"
 CHECK_S = 5.0  # between two looks at the registration
-_MAX_BODY = re.compile(rb'"max_body_bytes"\s*:\s*(\d{1,12})\b')
+_LIMIT = rb'"%s"\s*:\s*(\d{1,12})\b'
 
 
 class Closed:
@@ -190,8 +191,18 @@ def max_body_bytes(home: Home) -> int:
 
     An invalid value is reported by the relay.
     """
+    return _limit(home, b"max_body_bytes", DEFAULT_MAX_BODY_BYTES)
+
+
+def max_attachment_mib(home: Home) -> int:
+    """Return the relay's limit for an attachment, as ``max_body_bytes``."""
+    return _limit(home, b"max_attachment_mib", DEFAULT_MAX_ATTACHMENT_MIB)
+
+
+def _limit(home: Home, name: bytes, default: int) -> int:
     try:
-        found = _MAX_BODY.search(home.read_config())  # importing json takes longer than sending
+        # importing json takes longer than sending
+        found = re.search(_LIMIT % name, home.read_config())
     except OSError:
-        return DEFAULT_MAX_BODY_BYTES
-    return int(found[1]) if found else DEFAULT_MAX_BODY_BYTES
+        return default
+    return int(found[1]) if found else default

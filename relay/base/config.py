@@ -16,7 +16,7 @@ from relay.base import config_json
 from relay.base.discovery import CONFIG
 from relay.base.errors import ConfigError
 from relay.base.home import Home
-from relay.base.names import is_agent_name, listen_address
+from relay.base.names import DEFAULT_MAX_ATTACHMENT_MIB, is_agent_name, listen_address
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -93,7 +93,7 @@ class LimitSettings(Settings, frozen=True):
     max_body_bytes: Annotated[Body, about("Largest body of a message.")] = 1_048_576
     max_attachment_mib: Annotated[
         Positive, about("Largest attachment; a gigabyte is read in a second or two.")
-    ] = 1024
+    ] = DEFAULT_MAX_ATTACHMENT_MIB
     batch_files: Annotated[
         Positive, about("Most files in one batch, which is one transaction of the ledger.")
     ] = 256

@@ -26,6 +26,7 @@ SHA256_PREFIX = "sha256:"  # of a checksum in a header
 CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")
 ATTACHMENT_NAMES = "ATTACHMENT-NAMES"  # header: names of files, with / between them
 MAX_FILE_NAME_BYTES = 255
+DEFAULT_MAX_ATTACHMENT_MIB = 1024
 MAX_SUFFIX_BYTES = 32  # a longer one is part of the name
 
 # Names that no agent may register. `operator` is created by `relay init` for the person at the

@@ -108,7 +108,7 @@ class AttachmentVerifier:
         if size > self._most_mib << 20:
             os.close(fd)
             return _fault(
-                f"ATTACHMENT {reference} is {size >> 20} MiB, at most {self._most_mib} "
+                f"ATTACHMENT {reference} is {-(-size >> 20)} MiB, at most {self._most_mib} "
                 "(limits.max_attachment_mib): send it in parts, or send its location"
             )
         with self._lock:

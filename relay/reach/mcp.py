@@ -28,7 +28,6 @@ from mcp.server.stdio import stdio_server
 from agent_sdk import Agent, Kind
 from agent_sdk.inbox import POLL_S, RELIST_S, open_waiter
 from agent_sdk.requests import ends_request, was_asked
-from relay.base.config import load
 from relay.base.errors import Refused, RelayError, RelayWarning
 from relay.base.home import Home, lock_holder
 from relay.base.message import ANSWERS
@@ -443,12 +442,8 @@ def _error_of(line: str) -> Fields | None:
 def _attach(me: Agent, path: str) -> str:
     """Add a file that is to be sent. Errors: BadArguments; RelayError."""
     found = os.path.abspath(path)
-    with Home(me.home) as home:
-        most_mib = load(home).limits.max_attachment_mib
     try:
-        if (size := os.stat(found).st_size) <= most_mib << 20:
-            return me.attach(found)
-        text = f"is {size >> 20} MiB, at most {most_mib} (limits.max_attachment_mib): send its path"
+        return me.attach(found)
     except (OSError, ValueError) as exc:
         text = f"cannot be sent: {getattr(exc, 'strerror', exc)}; expected the path of a file"
     raise BadArguments(f"files: {found} {text}")

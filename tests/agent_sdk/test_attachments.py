@@ -101,12 +101,56 @@ def test_a_file_that_changes_meanwhile_is_not_stored_under_a_wrong_name(
 
     def fault(operation: str, name: str) -> None:
         if operation == "create":
-            source.write_bytes(b"one, two")
+            source.write_bytes(b"two")
 
     monkeypatch.setattr(fsio, "fault", fault)
     with pytest.raises(RelayError, match="changed while it was being attached"):
         alice.attach(source)
     assert stored(relay) == []
+
+
+def test_of_a_file_that_grows_what_was_there_is_sent(
+    relay: HandRelay, alice: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that its program is still writing: each look finds more of it."""
+    source = tmp_path / "growing.log"
+    source.write_bytes(b"one, ")
+
+    def fault(operation: str, name: str) -> None:
+        with source.open("ab") as log:
+            log.write(b"two, ")
+
+    monkeypatch.setattr(fsio, "fault", fault)
+    assert alice.open_attachment(alice.attach(source)) == b"one, "
+    assert source.stat().st_size > 5
+
+
+def test_one_that_is_too_large_is_refused_before_it_is_read(
+    relay: HandRelay, alice: Agent, tmp_path: Path
+) -> None:
+    """A copy would fill the disk of the home, for a message that the relay refuses."""
+    (relay.root / "config.json").write_text('{"limits": {"max_attachment_mib": 2}}')
+    large = tmp_path / "core.img"
+    with large.open("wb") as file:
+        file.truncate(4 << 40)  # sparse; to read it takes an hour
+    said = r"is 4194304 MiB, at most 2 \(limits.max_attachment_mib\): send its path"
+    with pytest.raises(RelayError, match=said):
+        alice.attach(large)
+    with pytest.raises(RelayError, match=r"is 3 MiB, at most 2 \("):
+        alice.attach(bytes((2 << 20) + 1))
+    assert stored(relay) == []
+    assert alice.attach(bytes(2 << 20))
+
+
+def test_a_full_disk_is_named(
+    relay: HandRelay, alice: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.txt").write_text("a plan")
+    pauses(monkeypatch)
+    fail_at(monkeypatch, "write", 1, *[errno.ENOSPC] * 20)
+    with pytest.raises(OSError, match="No space") as full, says_the_disk_is_full():
+        alice.attach(tmp_path / "plan.txt")
+    assert full.value.filename == str(relay.root / "attachments")
 
 
 def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
