@@ -432,8 +432,9 @@ _relay_await() {
 
 _relay_attach() { # FILE: into the store of attachments, and a header for it
     [ -f "$1" ] || _relay_misuse "-a $1 is not a regular file"
-    source=$1 sum=$(sha256sum <"$1")
-    [ -n "$sum" ] || exit 1
+    source=$1 size=$(wc -c <"$1")
+    [ -n "$size" ] || exit 1
+    sum=$(_relay_source | sha256sum)
     stored=$(_relay_stored "${sum%% *}")
     temp=${stored%/*}/.$(_relay_new_id).tmp # not $$: of two at once in this shell, too
     trap 'rm -f -- "$temp"' EXIT
@@ -441,15 +442,23 @@ _relay_attach() { # FILE: into the store of attachments, and a header for it
     _relay_add ATTACHMENT "sha256:${sum%% *}" "$(printf %s "${1##*/}" | tr '[:cntrl:]' _)"
 }
 
+_relay_source() { head -c "$((size))" <"$source"; } # of one that grows, what was there at first
+
 _relay_stored() { printf '%s/attachments/%.2s/%s' "$home" "$1" "$1"; }
 
 _relay_store() { # what is there already is touched, so that it is not removed as unused
-    if [ "$(sha256sum 2>/dev/null <"$stored")" = "$sum" ]; then
+    if [ "$({ sha256sum <"$stored"; } 2>/dev/null)" = "$sum" ]; then
         touch -- "$stored"
     else
-        mkdir -p -- "${stored%/*}" && _relay_write "$temp" <"$source" && _relay_sync "$temp" &&
-            [ "$(sha256sum <"$temp")" = "$sum" ] && mv -f -- "$temp" "$stored"
+        mkdir -p -- "${stored%/*}" && _relay_source | _relay_write "$temp" &&
+            _relay_sync "$temp" && _relay_check_copy && mv -f -- "$temp" "$stored"
     fi && _relay_sync "${stored%/*}"
+}
+
+_relay_check_copy() {
+    [ "$(sha256sum <"$temp")" = "$sum" ] && return
+    printf '%s changed while it was being attached\n' "$source" >&2
+    return 1
 }
 
 _relay_try() {
