@@ -6,7 +6,6 @@ to a disk that is full, ``_relay_pause`` does what happens meanwhile instead of 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -465,33 +464,6 @@ def test_two_sends_of_one_shell_may_store_the_same_file_at_once(sh: Shell) -> No
     """
     assert len(sh.ok(other + "relay_send -a f bob first").split()) == 1
     assert len(sh.relay.waiting("sh-1", "outbox")) == 2
-
-
-@pytest.mark.parametrize("change", ["printf more >>f", "printf other >f"])
-def test_of_a_file_that_grows_what_was_there_is_sent(sh: Shell, change: str) -> None:
-    """A log that its program is still writing; one that is written anew is not sent."""
-    (sh.folder / "f").write_bytes(b"first")
-    done = sh.run(f'_relay_stored() {{ {change}; printf "$home/at/$1"; }}; relay_send -a f bob x')
-    if ">>" in change:
-        assert done.returncode == 0
-        assert [path.read_bytes() for path in (sh.home / "at").iterdir()] == [b"first"]
-    else:
-        assert done.returncode == 1
-        said = b"relay: not sent: f changed while it was being attached\n"
-        assert done.stderr == said and not list((sh.home / "at").iterdir())
-
-
-@IN_ONE
-def test_an_attachment_that_is_wanted_again_is_young_again(sh: Shell) -> None:
-    (sh.folder / "file").write_bytes(b"data")
-    sh.ok("relay_send -a file bob x")
-    stored = sh.home / "attachments" / sha256_hex(b"data")[:2] / sha256_hex(b"data")
-    os.utime(stored, (0, 0))
-    sh.ok("relay_send -a file bob x")
-    assert stored.stat().st_mtime > 0
-    stored.write_bytes(b"data, damaged")
-    sh.ok("relay_send -a file bob x")
-    assert stored.read_bytes() == b"data"
 
 
 def test_a_reply_goes_to_the_sender_in_the_thread(sh: Shell) -> None:
