@@ -22,7 +22,7 @@ from relay.base.errors import EXIT_STATE, NotRunning, RelayError
 from relay.base.home import LEDGER, LOCK, LOG, Home, lock_holder, running_trouble, unclean_stop
 from relay.base.process_info import is_stopped, pid_text
 from relay.base.status_client import SOCKET, StatusReply, ask, silence
-from relay.base.text import format_size
+from relay.base.text import format_size, visible
 from relay.cli.common import (
     DURATION,
     ago,
@@ -125,13 +125,15 @@ def up(ctx: click.Context, home: str | None, foreground: bool, as_json: bool) ->
 
 def _start(root: str) -> int:
     """Start the daemon in its own session and wait until it reports that it is ready."""
+    crash_log = _crash_log(root)
+    written_before = os.fstat(crash_log).st_size
     read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "relay.daemon", "--home", root, "--ready-fd", str(write_fd)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=_crash_log(root),
+            stderr=crash_log,
             pass_fds=(write_fd,),
             start_new_session=True,
         )
@@ -152,17 +154,20 @@ def _start(root: str) -> int:
     code, _, rest = reply.partition("\n")
     message, _, hint = rest.partition("\n")
     if not message:
-        message, hint = "the relay exited before it was ready", _where_to_look(root)
+        message, hint = "the relay exited before it was ready", f"see {LOG} in the home"
+        if said := _last_line(crash_log, written_before):
+            message, hint = f"{message}: {said}", f"see {CRASH_LOG} in the home"
     error = StartFailed(message, hint=hint.strip())
     error.exit_code = int(code) if code.isdigit() else error.exit_code
     raise error
 
 
-def _where_to_look(root: str) -> str:
-    """Name the file that was written last: an unexpected traceback is not in the log."""
-    names = [name for name in (CRASH_LOG, LOG) if os.path.exists(os.path.join(root, name))]
-    last = max(names, key=lambda name: os.stat(os.path.join(root, name)).st_mtime_ns, default=LOG)
-    return f"see {last} in the home"
+def _last_line(fd: int, begin: int) -> str:
+    """The last line of a file, from this offset on: of a traceback the one that says what it is."""
+    end = os.fstat(fd).st_size
+    start = max(begin, end - 4096)
+    lines = os.pread(fd, end - start, start).decode(errors="replace").split("\n")
+    return next((visible(line) for line in reversed(lines) if line.strip()), "")
 
 
 def _crash_log(root: str) -> int:
@@ -173,7 +178,7 @@ def _crash_log(root: str) -> int:
     fsio.ensure_dir(os.path.dirname(path))
     if os.path.exists(path) and os.stat(path).st_size > MAX_CRASH_LOG_BYTES:
         rotate(path, 1)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
 
 
