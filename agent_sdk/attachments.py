@@ -6,6 +6,7 @@ attachments/{2 hex}/.{…}.tmp → rename → attachments/{2 hex}/{sha256}
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -21,7 +22,6 @@ from relay.base.names import CHECKSUM, SHA256_PREFIX, Attachment, file_name_of, 
 
 FOLDER = "attachments"
 PIECE_BYTES = 1 << 20
-MAX_BYTES = 1 << 40
 
 Stream = io.BytesIO | io.BufferedReader
 
@@ -57,20 +57,22 @@ class Attachments:
 
         Errors: MessageError for an invalid reference; NotFound; IntegrityError for damage.
         """
-        digest = _digest_of(reference)
-        with self._home.dirs() as dirs:
-            try:
-                folder = dirs.get(FOLDER, digest[:2])
-                data, _ = fsio.read_regular(digest, folder, MAX_BYTES, shared=True)
-            except FileNotFoundError as exc:
-                raise NotFound(f"there is no attachment {reference}") from exc
-        found = sha256_hex(data)
-        if found != digest:
-            path = self._home.path(FOLDER, digest[:2], digest)
-            error = IntegrityError(path, 0, f"SHA-256 {digest}", found)
-            error.hint = "restore it from a backup, or ask the sender for a new copy"
-            raise error
+        with self._stored(reference) as stream:
+            data = stream.read()
+        self._compare(reference, sha256_hex(data))
         return data
+
+    def pieces(self, reference: str) -> Iterator[bytes]:
+        """Verify the content, then yield it in pieces, verified again at its end. A large one
+        needs no memory of its size. Errors: as ``read``; OSError."""
+        with self._stored(reference) as stream, _naming(self._path(reference)):
+            self._compare(reference, hashlib.file_digest(stream, "sha256").hexdigest())
+            stream.seek(0)
+            total = hashlib.sha256()
+            while piece := stream.read(PIECE_BYTES):
+                total.update(piece)
+                yield piece
+            self._compare(reference, total.hexdigest())
 
     def save(self, attachments: Sequence[Attachment], folder: str | os.PathLike[str]) -> list[str]:
         """Write verified attachments into a directory, under their names; returns the paths.
@@ -84,19 +86,27 @@ class Attachments:
             os.path.join(folder, attachment.name or attachment.removeprefix(SHA256_PREFIX)[:8])
             for attachment in attachments
         ]
-        written: list[str] = []
+        # Under another name until all are complete: a kill leaves no part of one that looks whole.
+        temps = [os.path.join(folder, f".{os.urandom(8).hex()}.tmp") for _ in paths]
+        named: list[str] = []
         try:
-            for path, attachment in zip(paths, attachments, strict=True):
-                data = self.read(attachment)
-                with open(path, "xb") as file:
-                    written.append(path)
-                    file.write(data)
+            for path, temp, attachment in zip(paths, temps, attachments, strict=True):
+                _check_is_free(path)
+                with _naming(path), open(temp, "xb") as file:
+                    file.writelines(self.pieces(attachment))
+            for path, temp in zip(paths, temps, strict=True):
+                _name(temp, path)
+                named.append(path)
         except BaseException as exc:
-            for path in written:
+            for path in named:
                 os.unlink(path)
             if isinstance(exc, FileExistsError):
                 raise RelayError(f"{exc.filename} exists already: nothing was written") from exc
             raise
+        finally:
+            for temp in temps:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temp)
         return paths
 
     def check(self, reference: str) -> str:
@@ -109,6 +119,27 @@ class Attachments:
             except FileNotFoundError:
                 pass
         raise NotFound(f"there is no attachment {reference}", hint="call attach() first")
+
+    def _stored(self, reference: str) -> io.FileIO:
+        """Open an attachment for reading. Errors: MessageError; NotFound; UnsafePath."""
+        digest = _digest_of(reference)
+        with self._home.dirs() as dirs:
+            try:
+                folder = dirs.get(FOLDER, digest[:2])
+                fd, _ = fsio.open_regular(digest, folder, shared=True)
+            except FileNotFoundError as exc:
+                raise NotFound(f"there is no attachment {reference}") from exc
+        return io.FileIO(fd)
+
+    def _path(self, reference: str) -> str:
+        return self._home.path(Attachment(reference).path)
+
+    def _compare(self, reference: str, found: str) -> None:
+        digest = _digest_of(reference)
+        if found != digest:
+            error = IntegrityError(self._path(reference), 0, f"SHA-256 {digest}", found)
+            error.hint = "restore it from a backup, or ask the sender for a new copy"
+            raise error
 
     def _keep(self, stream: Stream, digest: str, size: int, dirs: Dirs) -> None:
         folder = dirs.ensure(FOLDER, digest[:2])
@@ -135,6 +166,23 @@ def _naming(path: str) -> Iterator[None]:
     except OSError as exc:
         exc.filename = exc.filename or path or None
         raise
+
+
+def _check_is_free(path: str) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+def _name(temp: str, path: str) -> None:
+    """Give a complete file its name, which no other has. Errors: FileExistsError."""
+    try:
+        os.link(temp, path)
+    except FileExistsError as exc:
+        exc.filename = path
+        raise
+    except OSError:  # no hard links here, as on a memory stick
+        _check_is_free(path)
+        os.rename(temp, path)
 
 
 def _opened(source: bytes | str | os.PathLike[str], most: int) -> Stream:

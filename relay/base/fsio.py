@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from relay.base.errors import ForeignOwner, HardLink, UnsafePath
 
@@ -40,13 +40,13 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 fault: Callable[[str, str], object] = operator.is_
 
 
-def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
-    """Replace ``path`` by ``data``: temp file, write, fsync, rename, fsync of the directory.
+def write_atomic(path: str, data: bytes | Iterable[bytes], *, keep: str = "") -> None:
+    """Replace ``path`` by ``data``, or its pieces: temp file, write, fsync, rename, fsync of the
+    directory, which is opened once and must not be a link.
 
-    Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On a full
-    disk the incomplete file is removed. ``keep``: the new name of the old file, in the same
-    directory; at any instant one of the two names has a complete file. The directory is opened
-    once and must not be a link, so a directory that replaces it later is not written to.
+    Committed at the rename: a crash before it leaves the old file and ``path.tmp``. On an error
+    the new file is removed. ``keep``: the new name of the old file, in the same directory; at any
+    instant one of the two names has a complete file.
     Errors: UnsafePath, also for a directory, device or pipe of that name; OSError.
     """
     folder, name = os.path.split(path)
@@ -69,7 +69,7 @@ def write_atomic(path: str, data: bytes, *, keep: str = "") -> None:
         os.close(dir_fd)
 
 
-def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
+def _write_temp(path: str, temp: str, data: bytes | Iterable[bytes], dir_fd: int) -> None:
     """Write and sync the new content beside the old file; an error leaves nothing of it."""
     fault("create", path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,11 +80,13 @@ def _write_temp(path: str, temp: str, data: bytes, dir_fd: int) -> None:
         raise
     try:
         fault("write", path)
-        _write_all(fd, data)
+        for piece in [data] if isinstance(data, bytes) else data:
+            _write_all(fd, piece)
         sync_file(fd)
-    except OSError as exc:
+    except BaseException as exc:
         _remove_incomplete(temp, dir_fd)
-        exc.filename = path
+        if isinstance(exc, OSError):
+            exc.filename = exc.filename or path
         raise
     finally:
         os.close(fd)

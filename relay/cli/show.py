@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from agent_sdk.attachments import Attachments
 from relay.base import fsio
 from relay.base.errors import MessageError, NotFound, Refused
 from relay.base.home import Home, lock_holder
@@ -28,7 +30,6 @@ from relay.cli.common import (
     sanitize,
     with_iso_times,
 )
-from relay.cli.request import open_agent
 from relay.cli.tables import clock_of, colour, colour_by_word, day_of
 from relay.views.ids import short_ids
 from relay.views.message import StoredMessage, find_file, message_facts, read_message
@@ -152,22 +153,28 @@ def get(
         chosen: tuple[Attachment, ...] = (Attachment(reference),)
     else:
         chosen = _choose(read_message(root, reference), which, may_be_all=bool(folder))
-    with open_agent(agent, root) as me:
+    with Home(root) as opened:
+        store = Attachments(opened, 0)
         if folder:
-            for path in me.save_attachments(chosen, folder):
+            for path in store.save(chosen, folder):
                 _echo_line(path)
-            return
-        data = me.open_attachment(chosen[0])
+        else:
+            _write(store.pieces(chosen[0]), output)
+
+
+def _write(pieces: Iterator[bytes], output: str | None) -> None:
     if output in (None, "-"):
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.writelines(pieces)
         return
     target = check_no_home_file(output)
     if os.path.lexists(output) and (os.path.islink(output) or not os.path.isfile(output)):
         # a device, a pipe, or a link such as /dev/stdout: written to, and not replaced
+        first = next(pieces, b"")  # once all are verified
         with open(output, "wb") as file:
-            file.write(data)
+            file.write(first)
+            file.writelines(pieces)
     else:
-        fsio.write_atomic(target, data)
+        fsio.write_atomic(target, pieces)
 
 
 def _choose(message: StoredMessage, which: str, *, may_be_all: bool) -> tuple[Attachment, ...]:

@@ -129,8 +129,12 @@ class Web:
         with Home(self.root) as home:
             file = attached_file(home, **request.path_params)
         name = quote(file.name, safe="")
-        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
-        return Response(file.content, headers=headers, media_type="application/octet-stream")
+        headers = {
+            "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+            "Content-Length": str(file.n_bytes),
+        }
+        kind = "application/octet-stream"
+        return StreamingResponse(file.pieces, headers=headers, media_type=kind)
 
     async def _events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from agent_sdk.attachments import Attachments
@@ -30,7 +31,7 @@ from relay.views.agents import (
     owed_answers,
 )
 from relay.views.attention import attention
-from relay.views.message import message_facts, read_message
+from relay.views.message import message_facts, read_message, size_of
 from relay.views.messages import find_rows
 from relay.views.names import agent_not_found
 from relay.views.sessions import UNSEEN
@@ -139,7 +140,8 @@ class AttachedFile(NamedTuple):
     """A file sent with a message."""
 
     name: str
-    content: bytes
+    n_bytes: int
+    pieces: Iterator[bytes]
 
 
 def attached_file(home: Home, name: str, number: int) -> AttachedFile:
@@ -149,7 +151,9 @@ def attached_file(home: Home, name: str, number: int) -> AttachedFile:
     if not 1 <= number <= len(attached):
         raise NotFound(f"message {name} has no attachment {number}")
     chosen = attached[number - 1]
-    return AttachedFile(chosen.name, Attachments(home, 0).read(chosen))
+    pieces = Attachments(home, 0).pieces(chosen)
+    first = next(pieces, b"")  # once all are verified
+    return AttachedFile(chosen.name, size_of(home, chosen) or 0, itertools.chain([first], pieces))
 
 
 def _options(trace: Facts, facts: Facts | None) -> tuple[str, ...]:

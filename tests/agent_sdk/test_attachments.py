@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from agent_sdk import Agent, MessageError, RelayError
+from agent_sdk.attachments import Attachments
 from relay.base import fsio
 from relay.base.errors import IntegrityError, NotFound
+from relay.base.home import Home
 from relay.base.message import MessageFile, parse
 from tests.agent_sdk.support import HandRelay, fail_at, pauses, says_the_disk_is_full
 
@@ -203,3 +206,55 @@ def test_saving_is_all_or_nothing(alice: Agent, relay: HandRelay, tmp_path: Path
     assert os.listdir(folder) == []
     assert alice.save_attachments([plan], folder) == [str(folder / "plan.txt")]
     assert (folder / "plan.txt").read_text() == "a plan"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_name_is_given_to_what_is_complete(
+    alice: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """A kill leaves a part of a file under no name that somebody looks for."""
+    (tmp_path / "plan.txt").write_text("a plan")
+    given = [alice.attach(tmp_path / "plan.txt"), alice.attach(DATA)]
+    folder = tmp_path / "got"
+    folder.mkdir()
+    found, link = [], os.link
+
+    def note(source: str, target: str) -> None:
+        found.append(sorted((file.suffix, file.stat().st_size) for file in folder.iterdir()))
+        if not has_links:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", note)
+    alice.save_attachments(given, folder)
+    assert found[0] == [(".tmp", 6), (".tmp", len(DATA))]
+    assert sorted(os.listdir(folder)) == [DIGEST[:8], "plan.txt"]
+    assert (folder / DIGEST[:8]).read_bytes() == DATA
+    with pytest.raises(RelayError, match="exists already: nothing was written"):
+        alice.save_attachments(given[::-1], folder)
+    assert len(os.listdir(folder)) == 2
+
+
+def test_a_large_one_needs_no_memory_of_its_size(alice: Agent, tmp_path: Path) -> None:
+    large = tmp_path / "core.img"
+    with large.open("wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        reference = alice.attach(large)
+        alice.save_attachments([reference], Path(alice.home))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_that_is_cut_short_while_it_is_read(
+    relay: HandRelay, alice: Agent, tmp_path: Path
+) -> None:
+    reference = alice.attach(DATA)
+    with Home(str(relay.root)) as home:
+        pieces = Attachments(home, 0).pieces(reference)
+        found = len(next(pieces))
+        os.truncate(relay.root / reference.path, found + 1)
+        with pytest.raises(IntegrityError):
+            found += len(b"".join(pieces))

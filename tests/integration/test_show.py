@@ -220,6 +220,8 @@ def test_one_of_several_files_or_all(running: Relay, home: Path, tmp_path: Path)
     with failing("write", copy):
         assert run(["--home", str(home), "attachment", "get", short, "1", "-o", copy]) == 1
     assert Path(copy).read_text() == "a spec"  # not half of a plan
+    assert get("--as", "typo", short, "1") == (0, "a plan")
+    assert not (home / "agents/typo").exists()  # who reads needs no mailbox
     words = ("attachment", "get", short, "2", "-o", "/dev/stdout")
     assert relay_anew(*words, home=home).stdout == "a spec"
 

@@ -113,12 +113,15 @@ def test_what_was_attached_is_saved_as_a_file_and_shown_nowhere(
     )
     answer = client.get(f"/m/{sent}/attached/1")
     assert answer.content == b"<script>alert(1)</script>"
+    assert answer.headers["content-length"] == "25"
     assert answer.headers["content-type"] == "application/octet-stream"
     name = "filename*=UTF-8''pl%C3%A4n%3B%20%22a.html"
     assert answer.headers["content-disposition"] == f"attachment; {name}"
     for number in (0, 2):
         answer = client.get(f"/m/{sent}/attached/{number}")
         assert answer.status_code == 404 and f"has no attachment {number}" in answer.text
+    kept.write_bytes(b"<script>alert(2)</script>")
+    assert "expected SHA-256" in client.get(f"/m/{sent}/attached/1").text
     kept.unlink()
     assert client.get(f"/m/{sent}/attached/1").status_code == 404
     assert "missing" in text_of(client.get(f"/m/{sent}").text)
