@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from relay.audit.summary import JobReport, Report, to_json
 from relay.base.text import visible
 from relay.reach.session import Session, save_session, session_lock
+from relay.views import attention
 from relay.web import health
 from relay.web.app import Web
 from tests.box import Box
@@ -132,13 +133,22 @@ def test_a_message_that_no_relay_has_seen_is_found(box: Box, client: TestClient)
     assert "in the outbox of alice" in text_of(client.get(f"/m/{sent}").text)
 
 
-def test_what_waits_for_the_operator_is_first(box: Box, client: TestClient) -> None:
+def test_what_waits_for_the_operator_is_first(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "Nothing waits for you" in client.get("/").text
     asked = box.send("alice", f"TO: operator\nKIND: query\n\nwhich branch? {EVIL}")
     (item,) = client.get("/index.json").json()["items"]
     assert (item["kind"], item["who"], item["id"]) == ("question", "alice", asked)
     page = client.get("/").text
     assert f'href="/m/{asked}"' in page and "which branch?" in page
+    box.send("alice", "TO: operator\n\nreleased")
+    monkeypatch.setattr(attention, "MOST", 3)
+    for _ in range(4):
+        box.send("bob", "TO: operator\nKIND: query\n\nand now?")
+    page = client.get("/").text
+    assert '<a href="/agents/operator">1 unread message for the operator</a>' in page
+    assert '<a href="/search?q=is%3Aopen+from%3Abob+to%3Aoperator">2 more, older ones</a>' in page
 
 
 @functools.cache
