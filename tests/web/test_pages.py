@@ -17,7 +17,7 @@ from relay.audit.summary import JobReport, Report, to_json
 from relay.base.text import visible
 from relay.reach.session import Session, save_session, session_lock
 from relay.views import attention
-from relay.web import health
+from relay.web import health, pages
 from relay.web.app import Web
 from tests.box import Box
 from tests.procs import PROJECT
@@ -235,7 +235,9 @@ def test_a_thread_is_read_from_its_beginning(box: Box, client: TestClient) -> No
     assert client.get("/t/nothing").status_code == 404
 
 
-def test_what_failed_is_told_by_its_reason(box: Box, client: TestClient) -> None:
+def test_what_failed_is_told_by_its_reason(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("nobody", "nobody", "noone"):
         box.send("alice", f"TO: {name}\n\ntypo")
     groups = client.get("/failed.json").json()["groups"]
@@ -244,7 +246,9 @@ def test_what_failed_is_told_by_its_reason(box: Box, client: TestClient) -> None
         ("refused", 1),
     ]
     page = client.get("/failed").text
-    assert "there is no agent nobody" in page and "Of the newest 500 that failed" in page
+    assert "there is no agent nobody" in page and "Of the newest" not in page
+    monkeypatch.setattr(pages, "MOST_FAILED", 3)
+    assert "Of the newest 3 that failed" in client.get("/failed").text
 
 
 def test_health_says_what_doctor_finds(box: Box, client: TestClient) -> None:
