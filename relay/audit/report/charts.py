@@ -136,7 +136,8 @@ def _dead_letters(rows: list[Row]) -> Chart:
 
 def _capacity(rows: list[Row]) -> Chart:
     rows = sorted(rows, key=lambda row: str(row["day"]))
-    text = f"{format_size(rows[-1]['total_bytes'] or 0)} on {cell(rows[-1]['day'])}."
+    size = format_size(rows[-1]["total_bytes"] or 0)
+    text = f"What came in on {cell(rows[-1]['day'])} takes {size} of the disk."
     panels = _panel("Bytes a day", rows, "day", ("total_bytes",), format_size)
     return Chart(text, panels=panels)
 
