@@ -399,7 +399,8 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
     if not pid:
         where = pid_text(pid)
         return False, f"the relay, {where}, gets no signal from here; its next start uses it"
-    error_before, wanted = status.get("config_error"), digest(config)
+    error_before, trouble_before = status.get("config_error"), status.get("admin_trouble")
+    wanted = digest(config)
     starts = status["starts"] + (status.get("config") != wanted)  # a change needs a new session
     os.kill(pid, signal.SIGHUP)
     deadline = time.monotonic() + TAKEN_S
@@ -412,6 +413,9 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
             break
         is_used = status.get("config") == wanted and status.get("starts", 0) >= starts
         if is_used and status.get("ready") and not error:
+            trouble = status.get("admin_trouble")
+            if trouble and trouble != trouble_before:
+                return False, f"the running relay, pid {pid}, has {trouble}"
             return True, f"the running relay, pid {pid}, uses it"
         time.sleep(POLL_S)
     why = status.get("config_error") or f"not within {TAKEN_S:g} s; `relay status` shows its state"

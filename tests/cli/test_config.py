@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,11 @@ def test_the_running_relay_takes_a_change_over(home: Path) -> None:
         assert row["note"] == f"the running relay, pid {running.pid}, uses it"
         assert status_of(home)["starts"] == 2  # a session with the new settings
         assert changed(home, *AGAIN)["taken"] is True
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            address = f"127.0.0.1:{other.getsockname()[1]}"
+            row = changed(home, "admin.listen", address, code=EXIT_STATE)
+        trouble = f"has no server on admin.listen {address}: "
+        assert row["taken"] is False and trouble in row["note"]
         row = changed(home, "store.key_file", "nowhere/key")
         assert row["taken"] is True  # nothing is encrypted
         # by hand, one that no session can start with
