@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +11,7 @@ import click
 from relay.base.clock import iso_time, ttl_note
 from relay.base.errors import EXIT_OK, EXIT_TIMEOUT, MessageError, UnsafePath
 from relay.base.home import Home
-from relay.base.message import DEFAULT_MAX_BODY_BYTES, MessageFile, parse_delivered
+from relay.base.message import MessageFile, parse_delivered
 from relay.base.names import MSG_SUFFIX, options_of
 from relay.cli.common import (
     DURATION,
@@ -38,36 +36,48 @@ from relay.views.messages import became_of
 if TYPE_CHECKING:
     from agent_sdk import Received
 
+Row = dict[str, Any]
 
-def waiting(home: Home, agent: str) -> Iterator[dict[str, Any]]:
-    """Yield the messages in an inbox as rows of `relay list`, by priority, then age.
 
-    Files that are not messages are reported on stderr.
+def _waiting(home: Home, agent: str, sender: str | None, limit: int) -> tuple[list[Row], int]:
+    """The first messages in an inbox as rows of `relay list`, by priority, then age; and how many
+    there are. ``sender``: only those of this agent.
+
+    Files among them that are not messages are reported on stderr.
     """
+    from agent_sdk.inbox import MAX_FILE_BYTES, priority_in
     from relay.base import fsio
 
-    limit = DEFAULT_MAX_BODY_BYTES + (1 << 14)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    left = 0
     with home.dirs() as dirs, contextlib.suppress(FileNotFoundError):
         folder = dirs.get("agents", agent, "inbox")
-        for name in sorted(os.listdir(folder)):
-            if not name.endswith(MSG_SUFFIX):
+        names = sorted(name for name in os.listdir(folder) if name.endswith(MSG_SUFFIX))
+        for name in sorted(names, key=lambda name: priority_in(name, folder)):
+            is_left = len(rows) >= limit
+            if is_left and sender is None:
+                left += 1
                 continue
             try:
-                data, status = fsio.read_regular(name, folder, limit, shared=True)
+                data, status = fsio.read_regular(name, folder, MAX_FILE_BYTES, shared=True)
                 message = parse_delivered(data, file=name)
             except FileNotFoundError:
                 continue  # it has just been read
             except (MessageError, UnsafePath) as exc:
                 click.echo(f"relay: {exc}", err=True)
                 continue
-            number = name.removesuffix(MSG_SUFFIX)
-            rows.append(_row(number, agent, message, status.st_mtime_ns))
+            if sender not in (None, message.headers.get("FROM")):
+                continue
+            if is_left:
+                left += 1
+            else:
+                number = name.removesuffix(MSG_SUFFIX)
+                rows.append(_row(number, agent, message, status.st_mtime_ns))
     known = became_of(home, agent, [row["id"] for row in rows])
-    yield from (row | known.get(row["id"], {}) for row in sorted(rows, key=itemgetter("priority")))
+    return [row | known.get(row["id"], {}) for row in rows], len(rows) + left
 
 
-def _row(number: str, agent: str, message: MessageFile, at_ns: int) -> dict[str, Any]:
+def _row(number: str, agent: str, message: MessageFile, at_ns: int) -> Row:
     """A row of `relay list` of what a file says, delivered at ``at_ns``."""
     headers = message.headers
     return {
@@ -163,15 +173,14 @@ def _list(root: str, agent: str, sender: str | None, limit: int, wide: bool, as_
     """List the inbox by priority, then age, without changing it."""
     require_mailbox(root, agent)
     with Home(root) as home:
-        found = [row for row in waiting(home, agent) if sender in (None, row["from"])]
-    rows = found[:limit]
+        rows, number = _waiting(home, agent, sender, limit)
     marked = undelivered_notes(root, agent, [row["id"] for row in rows])
     for row in rows:
         row["delivered"] = None if marked is None else row["id"] not in marked
         row["status"] = (marked or {}).get(row["id"], row["status"])
     print_messages(rows, as_json=as_json, wide=wide, nothing=f"no messages for {agent}")
-    if len(found) > limit:
-        click.echo(f"{limit} of {len(found)}; --limit {len(found)} shows all", err=True)
+    if number > limit:
+        click.echo(f"{limit} of {number}; --limit {number} shows all", err=True)
 
 
 def _show(message: Received, as_json: bool, root: str, agent: str) -> None:
