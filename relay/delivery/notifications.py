@@ -31,7 +31,6 @@ from relay.delivery.plan import subject_of, system_message
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import (
     NO_EFFECTS,
-    DeliveryChanges,
     Effects,
     Part,
     Plan,
@@ -204,7 +203,7 @@ class Reminders(Part):
     def settle(self, result: ExecutionResult) -> None:
         """Log the reminders."""
         for executed in result.executed:
-            for reminder in executed.changes.reminders:
+            for reminder in executed.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
                     continue
                 word = "Reminded {} of" if reminder.due_ms else "Gave up on {} for"
@@ -289,9 +288,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         messages.append(
             system_message(subject, message.sender, Kind.NOTIFICATION, text, key, count)
         )
-    return Plan(
-        subject, messages=tuple(messages), changes=DeliveryChanges(reminders=tuple(reminders))
-    )
+    return Plan(subject, messages=tuple(messages), reminders=tuple(reminders))
 
 
 def _end_of_request(
@@ -309,7 +306,7 @@ def _end_of_request(
         )
         for overdue in group
     )
-    return Plan(subject, changes=DeliveryChanges(reminders=reminders))
+    return Plan(subject, reminders=reminders)
 
 
 def _gone_text(name: str, absence: str) -> str:

@@ -26,7 +26,6 @@ from relay.delivery.values import (
     NO_EFFECTS,
     Answer,
     Cancellation,
-    DeliveryChanges,
     Draft,
     Effects,
     Inbound,
@@ -143,9 +142,8 @@ def end_delivery(
     ended: OverdueDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
-    changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(ended.relay_id), changes=changes)
+        return Plan(Subject(ended.relay_id), ended=(ended,))
     verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
@@ -160,7 +158,7 @@ def end_delivery(
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
-    return replace(plan, messages=messages, changes=changes)
+    return replace(plan, messages=messages, ended=(ended,))
 
 
 def cancelled_notices(
@@ -286,8 +284,7 @@ def _plan_deliveries(
             OverdueDelivery(number, message_id, name, 1, DeliveryState.BOUNCED, why)
             for name, why in absent.items()
         ]
-        changes = DeliveryChanges(tuple(ended))
-        plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
+        plan = replace(plan, messages=(*plan.messages, *messages), ended=tuple(ended))
     return replace(plan, files=files) if files else plan
 
 

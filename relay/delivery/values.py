@@ -255,14 +255,6 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
     due_ms: int  # when it is overdue again; 0: given up
 
 
-class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
-    """Changes of deliveries beside those that files are written for."""
-
-    ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
-    reminders: tuple[Reminder, ...] = ()
-    held: tuple[DeliveryFacts, ...] = ()  # not made yet
-
-
 class Cancellation(NamedTuple):
     """A message that is to be taken back from those that have not read it."""
 
@@ -333,7 +325,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     command: MessageFile | None = None  # for the orchestrator
     is_carried_out: bool = False  # the command was, before a crash
     messages: tuple[SystemMessage, ...] = ()
-    changes: DeliveryChanges = DeliveryChanges()
+    ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
+    reminders: tuple[Reminder, ...] = ()
+    held: tuple[DeliveryFacts, ...] = ()  # not made yet
     effects: Effects = NO_EFFECTS
 
     @property
