@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
 FLEXIBLE = ("STATUS", "CONTENT")  # columns that are cut to the terminal
 MOST_STATUS = 60  # columns; --wide, --json and `relay trace` have all of a long reason
+MOST_CONTENT = (
+    1_000  # characters of a line, without a terminal, too; --wide and --json have all of it
+)
 LEAST = 5  # columns of a status that is cut
 NOTHING = "nothing found"
 MOST_LINES = 5  # that match, of one message
@@ -136,7 +139,8 @@ def search(
     else:
         ids, columns = _short_ids(rows), screen_columns(wide=wide)
         for row in rows:
-            _echo_message(row, ids, _matching_lines(parsed, row["content"], columns), columns)
+            most = None if wide else (columns or MOST_CONTENT + len(INDENT)) - len(INDENT)
+            _echo_message(row, ids, _matching_lines(parsed, row["content"], most), columns)
     if has_more:
         _say_more(limit)
 
@@ -329,6 +333,8 @@ def print_messages(
         name = threads.get(uuid4_of(row["thread"]), row["thread"]) if row["thread"] else None
         more = (name, short.get(row["re"])) if wide else ()
         first, *others = row["content"].split("\n", 1)
+        if len(first) > MOST_CONTENT and not wide:
+            first = f"{first[:MOST_CONTENT]}…"
         return (
             *(short.get(row["id"], row["number"]), local_iso(row["at"])),
             *(row["from"], row["to"], row["kind"], *more),
@@ -368,21 +374,23 @@ def _echo_message(
     click.echo()
 
 
-def _matching_lines(query: Query, content: str, columns: int | None) -> list[str]:
+def _matching_lines(query: Query, content: str, most: int | None) -> list[str]:
     """Return the lines in which a match begins, with all matches marked.
 
-    On ``columns`` of the terminal a line begins shortly before its first match. A query without
+    A line of more than ``most`` columns begins shortly before its first match. A query without
     words shows the first line.
     """
-    found: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+    found: list[tuple[str, list[tuple[int, int]]]] = []
+    begin = line_end = -1
     for start, end in _spans(query, content):
-        begin = content.rfind("\n", 0, start) + 1
-        if begin not in found and len(found) == MOST_LINES:
-            break
-        line, parts = found.setdefault(begin, (content[begin:].split("\n", 1)[0], []))
-        parts.append((start - begin, min(end - begin, len(line))))
-    most = None if columns is None else columns - len(INDENT)
-    return [highlight(line, parts, most) for line, parts in found.values()]
+        if start > line_end:
+            if len(found) == MOST_LINES:
+                break
+            begin = content.rfind("\n", 0, start) + 1
+            found.append((content[begin:].split("\n", 1)[0], []))
+            line_end = begin + len(found[-1][0])
+        found[-1][1].append((start - begin, min(end, line_end) - begin))
+    return [highlight(line, parts, most) for line, parts in found]
 
 
 def _spans(query: Query, content: str) -> Iterable[tuple[int, int]]:

@@ -35,7 +35,7 @@ _COLOURS = {
 }
 _COLOUR_OF = {word: colour for colour, words in _COLOURS.items() for word in words.split()}
 
-wide_option = click.option("--wide", is_flag=True, help="Do not cut lines to fit the terminal.")
+wide_option = click.option("--wide", is_flag=True, help="Do not cut long lines.")
 
 
 def print_table(

@@ -45,3 +45,14 @@ def test_a_large_inbox_needs_memory_for_what_is_shown(
     assert said.err.startswith("relay: 1706123456-ff.msg")
     counts = [line for line in said.err.splitlines() if "shows all" in line]
     assert counts == ["2 of 21; --limit 21 shows all", "2 of 20; --limit 20 shows all"]
+
+
+def test_a_glimpse_of_a_text_is_no_megabyte(
+    relay: HandRelay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, too: who reads it is an agent."""
+    relay.deliver("bob", f"{LARGE}\nmore")
+    assert listed(relay) == 0
+    assert capsys.readouterr().out.endswith(f"  {'x' * 1000}… …\n")
+    assert listed(relay, "--wide") == 0
+    assert capsys.readouterr().out.endswith(f"  {LARGE} …\n")
