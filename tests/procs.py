@@ -99,6 +99,15 @@ def home_of(root: Path, *agents: str, checkpoint_ms: int = 50, **settings: Any) 
     return root
 
 
+def project_of(folder: Path) -> Path:
+    """A project with modules that have names of the relay's, of a library's and of Python's own."""
+    for name in ("relay/__init__", "msgspec", "json", "queue", "selectors", "socket", "uuid"):
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise SystemExit('a module of the project was run')")
+    return folder
+
+
 def drop(home: Path, agent: str, text: str, name: str = "1000000001-01.msg") -> str:
     """Write into .pending and rename into the outbox, as a shell does; the message id."""
     outbox = home / "agents" / agent / "outbox"

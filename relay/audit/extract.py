@@ -12,6 +12,7 @@ A damaged source is a row of `files` with its problems, and the rest is read.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import glob
 import os
@@ -62,6 +63,7 @@ from relay.base.text import format_size
 PROCESSES = 2
 ALONE_BYTES = 4 << 20  # a source of so many has a part of its own
 PART_BYTES = 64 << 20  # of a part with several sources
+SAFE_PATH = "PYTHONSAFEPATH"
 FEW_BYTES = 16 << 20  # a second process takes as long to start as to read these
 BATCH_ROWS = 5_000
 AGAIN = 8  # extracts that read everything once
@@ -257,13 +259,29 @@ def _read_all(tasks: Sequence[PartTask]) -> Iterator[LakePart]:
         return
     try:
         # The modules are not looked through for garbage again and again: a fourteenth of the time.
-        with ProcessPoolExecutor(PROCESSES, get_context("spawn"), gc.freeze) as pool:
+        with (
+            _safe_path(),
+            ProcessPoolExecutor(PROCESSES, get_context("spawn"), gc.freeze) as pool,
+        ):
             for part in pool.map(_read_or_explain, ordered):
                 if not isinstance(part, LakePart):
                     raise RelayError(part[0], hint=part[1])
                 yield part
     except BrokenProcessPool as exc:
         raise RelayError("a process of the extract ended; the lake is as it was") from exc
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let processes that start in the block take no module of the current directory."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(SAFE_PATH)
+        if before is not None:
+            os.environ[SAFE_PATH] = before
 
 
 def _read_or_explain(task: PartTask) -> LakePart | tuple[str, str]:

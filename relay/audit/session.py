@@ -90,6 +90,8 @@ SETTINGS = {
     # A table has its place at once: of a run that fails nothing stays.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Python workers take no module of the current directory, such as queue.py, for their own.
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
     # Nobody reads the text of a plan, nor tries a new rule of the optimizer.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.maxPlanStringLength": "100",

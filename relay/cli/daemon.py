@@ -129,8 +129,10 @@ def _start(root: str) -> int:
     written_before = os.fstat(crash_log).st_size
     read_fd, write_fd = os.pipe()
     try:
+        words = ["--home", root, "--ready-fd", str(write_fd)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "relay.daemon", "--home", root, "--ready-fd", str(write_fd)],
+            # -P: a module of the current directory, such as queue.py, is not the relay's
+            [sys.executable, "-P", "-m", "relay.daemon", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=crash_log,

@@ -172,7 +172,7 @@ def is_enabled(unit: Service) -> bool:
 
 
 def _systemd(home: str, python: str, path: str) -> Service:
-    words = " ".join(_quoted(word) for word in (python, "-m", "relay.daemon", "--home", home))
+    words = " ".join(_quoted(word) for word in (python, "-P", "-m", "relay.daemon", "--home", home))
     text = f"""\
 # Written by `relay service install`; replaced by the next one.
 [Unit]
@@ -219,7 +219,7 @@ def _launchd(home: str, python: str, path: str) -> Service:
     label = os.path.basename(path).removesuffix(PLIST)
     job = {
         "Label": label,
-        "ProgramArguments": [python, "-m", "relay.daemon", "--home", home],
+        "ProgramArguments": [python, "-P", "-m", "relay.daemon", "--home", home],
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "AbandonProcessGroup": True,  # agents that the relay started are left to run

@@ -55,4 +55,4 @@ def web(ctx: click.Context, home: str | None, port: int | None, uds: str | None)
     words = ["--home", root, *(["--port", str(port)] if port else [])]
     words += ["--uds", os.path.abspath(uds)] if uds else []
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # ^C waits until the page can end
-    os.execv(sys.executable, [sys.executable, "-m", "relay.web", *words])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "relay.web", *words])

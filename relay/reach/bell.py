@@ -67,7 +67,7 @@ def _spawn(arguments: list[str]) -> None:
     code = f"import sys; sys.path.insert(0, {package!r})\n"
     code += "from relay.reach.bell import serve; serve(*sys.argv[1:])"
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    argv = [sys.executable, "-S", "-c", code, *arguments]
+    argv = [sys.executable, "-P", "-S", "-c", code, *arguments]
     options = {"setsid": True} if sys.platform == "linux" else {"setpgroup": 0}
     os.posix_spawn(sys.executable, argv, dict(os.environ), file_actions=null, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.audit.class_archive import java_options
 from tests.audit.home_builder import HomeBuilder
+from tests.procs import project_of
 
 # A command that gives way to everything else on the machine may never end beside a whole suite.
 os.environ.setdefault("AGENT_RELAY_AUDIT_NICE", "0")
@@ -31,11 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[object]:
-    """A session with one thread and the settings of a run over a small home."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A session with one thread and the settings of a run over a small home.
+
+    Its workers start in a directory whose modules have the names of Python's own.
+    """
     from relay.audit.session import SMALL, spark_session
 
-    session = spark_session("local[1]", SMALL)
+    with contextlib.chdir(project_of(tmp_path_factory.mktemp("project"))):
+        session = spark_session("local[1]", SMALL)
     yield session
     session.stop()
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from relay.audit import extract as extracting
 from relay.audit import lake, lake_columns
 from relay.audit.extract import Extracted, extract
 from relay.base.clock import Clock
@@ -26,7 +28,7 @@ from tests.audit.home_builder import START_NS, HomeBuilder
 from tests.audit.journal_builder import JournalBuilder, sent
 from tests.box import Box
 from tests.kills import Effect, firsts, killed_on_a_copy, lasts
-from tests.procs import environment, until
+from tests.procs import environment, project_of, until
 
 NAME = "a home"
 
@@ -71,6 +73,35 @@ def everything(where: Path, name: str = NAME) -> dict[str, list[str]]:
                     row.pop(column, None)
         found[table] = sorted(map(str, rows)) if table != "usage" else []
     return found
+
+
+def test_two_processes_read_what_one_reads(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(box.root, tmp_path / "one")
+    monkeypatch.setattr(extracting, "FEW_BYTES", 0)
+    monkeypatch.setattr(extracting, "PART_BYTES", 1)
+    monkeypatch.chdir(project_of(tmp_path / "project"))
+    run(box.root, tmp_path / "two")
+    assert everything(tmp_path / "two") == everything(tmp_path / "one")
+
+
+def end(_: object) -> None:
+    """What the kernel does to a process where memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_ends_changes_nothing(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(box.root, tmp_path / "lake")
+    before = everything(tmp_path / "lake")
+    box.send("alice", "TO: bob\n\none more")
+    monkeypatch.setattr(extracting, "FEW_BYTES", 0)
+    monkeypatch.setattr(extracting, "_read_or_explain", end)
+    with pytest.raises(RelayError, match="a process of the extract ended; the lake is as it was"):
+        run(box.root, tmp_path / "lake")
+    assert everything(tmp_path / "lake") == before
 
 
 def contents(where: Path) -> set[str]:

@@ -27,7 +27,7 @@ def test_the_unit_says_what_the_relay_needs() -> None:
     assert found.path == "/home/a/.config/systemd/user/agent-relay.service"
     for line in (
         "Type=notify",
-        'ExecStart="/usr/bin/python3" "-m" "relay.daemon" "--home" "/home/a/.agent-relay"',
+        'ExecStart="/usr/bin/python3" "-P" "-m" "relay.daemon" "--home" "/home/a/.agent-relay"',
         "ExecReload=/bin/kill -HUP $MAINPID",
         "Restart=on-failure",
         "KillMode=process",  # agents go on
