@@ -90,6 +90,8 @@ SETTINGS = {
     # A table has its place at once: of a run that fails nothing stays.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Paths are of this machine, whatever HADOOP_CONF_DIR says.
+    "spark.hadoop.fs.defaultFS": "file:///",
     # Python workers take no module of the current directory, such as queue.py, for their own.
     "spark.executorEnv.PYTHONSAFEPATH": "1",
     # Nobody reads the text of a plan, nor tries a new rule of the optimizer.
@@ -397,6 +399,9 @@ def _with_log(error: RelayError) -> RelayError:
 
 def _prepare_environment(folder: str, master: str) -> None:
     environ = os.environ
+    if is_local(master):  # what is set for another Spark: its version, its cluster, its Python
+        for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "PYSPARK_PYTHON"):
+            environ.pop(name, None)
     # With another Python than this one all that is seen is "worker exited unexpectedly".
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_on_loopback(master):  # others must reach the driver by its name

@@ -36,10 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A session with one thread and the settings of a run over a small home.
 
-    Its workers start in a directory whose modules have the names of Python's own.
+    Its workers start in a directory whose modules have the names of Python's own, and not by the
+    Python that is set for another Spark.
     """
     from relay.audit.session import SMALL, spark_session
 
+    os.environ["PYSPARK_PYTHON"] = "/nowhere"  # the session sets it anew
     with contextlib.chdir(project_of(tmp_path_factory.mktemp("project"))):
         session = spark_session("local[1]", SMALL)
     yield session

