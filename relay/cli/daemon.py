@@ -152,6 +152,7 @@ def _start(root: str) -> int:
             raise StartFailed(f"pid {process.pid} has not become ready within {START_TIMEOUT_S} s")
         reply = answer.read().decode()
     if reply.strip() == "ready":
+        process.returncode = 0  # it goes on: no warning that nobody has waited for it
         return process.pid
     code, _, rest = reply.partition("\n")
     message, _, hint = rest.partition("\n")
