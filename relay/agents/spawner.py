@@ -24,6 +24,7 @@ from relay.base import process_info
 from relay.base.clock import boot_id
 from relay.base.discovery import HOME_VARIABLE, SPAWN_VARIABLE
 from relay.base.names import NAME_VARIABLE, shown
+from relay.reach.vendors import OF_A_SESSION
 
 # What to do where the system's own words say too little.
 ADVICE = {
@@ -116,7 +117,8 @@ class SystemSpawner:
     def _environment(self, spec: Spec, home: str) -> dict[str, str]:
         """The relay's own, the request's, the agent's name; ``relay`` is found in its PATH."""
         names = {NAME_VARIABLE: spec.name, HOME_VARIABLE: home, SPAWN_VARIABLE: spec.request_id}
-        found = {**self._environ, **spec.env, **names}
+        own = {name: self._environ[name] for name in self._environ.keys() - OF_A_SESSION}
+        found = {**own, **spec.env, **names}
         path = found.get("PATH", os.defpath)
         if shutil.which("relay", path=path) is None:  # a service's PATH does not have it
             found["PATH"] = os.pathsep.join([path, sysconfig.get_path("scripts")])

@@ -33,6 +33,16 @@ ASKED = "PermissionRequest"  # the event whose hook may ask the operator
 REWAKE = (CLAUDE, "Stop")  # the one vendor and event whose hook may wake an idle session
 REWAKE_TEXT = "waits in the background for messages, and wakes the idle session for them"
 FOR_TOOL = {"PreToolUse": "Bash"}  # events whose hook runs for one tool only
+# By these a session marks what it starts. A CLI that gets those of another session, as of that in
+# which somebody typed `relay up`, does not start (CLAUDECODE), keeps no transcript, of which it is
+# known what was read (CLAUDE_CODE_CHILD_SESSION), or takes itself for a part of the other.
+OF_A_SESSION = frozenset(
+    "CLAUDECODE CLAUDE_CODE_CHILD_SESSION CLAUDE_CODE_ENTRYPOINT CLAUDE_CODE_EXECPATH "
+    "CLAUDE_CODE_HOST_SESSION_ID CLAUDE_CODE_MESSAGING_SOCKET CLAUDE_CODE_MESSAGING_TOKEN "
+    "CLAUDE_CODE_SESSION_ID CLAUDE_CODE_SSE_PORT CLAUDE_EFFORT CLAUDE_ENV_FILE CLAUDE_PID "
+    "CLAUDE_PROJECT_DIR CODEX_INTERNAL_ORIGINATOR_OVERRIDE CODEX_THREAD_ID GEMINI_CLI "
+    "GEMINI_CLI_NO_RELAUNCH GEMINI_PROJECT_DIR".split()
+)
 TIMEOUT_S = 10  # a hook ends by itself after 5
 REWAKE_TIMEOUT_S = 86_400  # it waits as long as the session is idle
 

@@ -98,6 +98,16 @@ def test_it_finds_relay_whatever_the_path_of_the_relay_itself(starts: Starts) ->
     assert starts.output.splitlines() == [str(program), f"/usr/bin:/bin:{program.parent}"]
 
 
+def test_it_is_no_part_of_the_session_in_which_the_relay_was_started(starts: Starts) -> None:
+    marks = {"CLAUDECODE": "1", "CLAUDE_CODE_CHILD_SESSION": "1", "CODEX_THREAD_ID": "t"}
+    settings = {"CLAUDE_CODE_USE_BEDROCK": "1", "CODEX_HOME": "/codex"}
+    starts.spawner = SystemSpawner({"PATH": os.environ["PATH"], **marks, **settings})
+    starts.wait(starts.sh("env | grep -E 'CLAUDE|CODEX' | sort", CLAUDE_EFFORT="high"))
+    assert starts.output.splitlines() == [
+        "CLAUDE_CODE_USE_BEDROCK=1", "CLAUDE_EFFORT=high", "CODEX_HOME=/codex",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [

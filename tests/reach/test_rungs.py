@@ -337,14 +337,19 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
         yield made
 
 
-def test_an_ended_claude_goes_on_with_the_text(ended: Cli, tmp_path: Path) -> None:
-    script = f'printf "%s\\n" "$@" "$AGENT_RELAY_NAME" > {tmp_path}/said'
+def test_an_ended_claude_goes_on_with_the_text(
+    ended: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLAUDECODE", "1")  # the bell was started by another session
+    said = '"$@" "$AGENT_RELAY_NAME" "${CLAUDECODE-no session}"'
+    script = f'printf "%s\\n" {said} > {tmp_path}/said'
     program(tmp_path, "claude", script + """; echo '{"is_error": false, "session_id": "bob-2"}'""")
     asked = target(ended, rung="resume")
     assert Resume().missing(asked) == ""
     assert Resume().ring(asked, TEXT) == "the run ended with exit 0"
     words = (tmp_path / "said").read_text().splitlines()
-    assert words == ["-p", TEXT, "--resume", "bob-1", "--output-format", "json", "bob"]
+    form = ["--output-format", "json"]
+    assert words == ["-p", TEXT, "--resume", "bob-1", *form, "bob", "no session"]
     assert ended.session.session_id == "bob-2"
 
 
