@@ -180,6 +180,10 @@ class RowRefused(LedgerError):
     """No row of the ledger can hold this value; the others of its kind are not affected."""
 
 
+# What Python raises over a value of another type than its column's, which SQLite keeps.
+OF_WRONG_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
 class LedgerDamaged(LedgerError):
     """SQLite cannot read the ledger's file any more."""
 

@@ -25,6 +25,7 @@ from relay.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_PIPE_CLOSED,
     EXIT_USAGE,
+    OF_WRONG_TYPES,
     Interrupted,
     RelayError,
     RelayWarning,
@@ -198,7 +199,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if COMPLETE_VARIABLE in os.environ:
             return _complete(os.environ[COMPLETE_VARIABLE])
         with _warnings_in_one_line(), cli.make_context("relay", words) as context:
-            result: Any = cli.invoke(context)
+            result = _invoke(context)
     except (click.exceptions.Abort, KeyboardInterrupt) as exc:
         _end_line()
         _print_notes(exc)
@@ -245,6 +246,21 @@ def _complete(instruction: str) -> int:
     from click.shell_completion import shell_complete
 
     return shell_complete(cli, {}, "relay", COMPLETE_VARIABLE, instruction)
+
+
+def _invoke(ctx: click.Context) -> Any:
+    """Run the command of a command line; an error that a value in the ledger causes names it."""
+    try:
+        return cli.invoke(ctx)
+    except OF_WRONG_TYPES as exc:
+        from relay.base.home import LEDGER
+        from relay.cli.common import USED_HOME
+        from relay.ledger.check import reason_of_error
+
+        root = ctx.meta.get(USED_HOME)
+        if root is None or (reason := reason_of_error(os.path.join(root, LEDGER))) is None:
+            raise
+        raise reason from exc
 
 
 def _usage_error(exc: click.ClickException) -> tuple[str, str]:

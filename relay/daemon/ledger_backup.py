@@ -24,21 +24,13 @@ from relay.base.logs import LogCall
 from relay.daemon.session import begin_epoch, open_recovered
 from relay.ledger import file as ledger_file
 from relay.ledger.file import LEFTOVERS, SCHEMA_VERSION, LedgerContent
-from relay.ledger.ledger import SKIPPED, Ledger
+from relay.ledger.ledger import LEDGER_ONLY_TABLES, SKIPPED, Ledger
 
 BEFORE_RESTORE = ".before-restore"
 BEFORE_REBUILD = ".before-rebuild"
 SIDE_FILES = ("-wal", "-shm")
 UNFINISHED = ".rebuilt"
-# Tables that the journal does not have; of orchestrator_state all but DERIVED_KEYS.
-LEDGER_ONLY_TABLES = (
-    "orchestrator_state",
-    "agents",
-    "processes",
-    "pending_operations",
-    "security_events",
-)
-DERIVED_KEYS = ("journal", SKIPPED)
+DERIVED_KEYS = ("journal", SKIPPED)  # of orchestrator_state: of the journal after all
 
 
 def backup(home: Home, target: str, *, force: bool = False) -> LedgerContent:

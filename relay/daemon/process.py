@@ -22,9 +22,17 @@ from relay.base import config as configuration
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, StateFault
+from relay.base.errors import (
+    EXIT_FAILED,
+    OF_WRONG_TYPES,
+    AlreadyRunning,
+    HomeMissing,
+    RelayError,
+    StateFault,
+)
 from relay.base.home import (
     FEW_DESCRIPTORS,
+    LEDGER,
     LOCK,
     LOG,
     TROUBLE_CHARACTERS,
@@ -42,6 +50,7 @@ from relay.daemon.attention import AttentionThread
 from relay.daemon.home_backup import MANIFEST
 from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
+from relay.ledger.check import reason_of_error
 
 # The longest time that the thread writing the store holds the interpreter before the loop runs.
 SWITCH_INTERVAL_S = 0.0005
@@ -412,7 +421,10 @@ def main() -> int:
 
     try:
         run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
-    except Exception as exc:
+    except Exception as error:
+        exc = error
+        if isinstance(error, OF_WRONG_TYPES):
+            exc = reason_of_error(os.path.join(arguments.home, LEDGER)) or error
         hint = remedy(exc)
         if hint is None:
             raise

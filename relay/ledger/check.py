@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from functools import cache
 
-from relay.base.errors import LedgerDamaged
+from relay.base.errors import LedgerDamaged, LedgerError
 from relay.base.finding import Finding, Severity
 from relay.ledger.file import (
     OLDEST_VERSION,
@@ -16,12 +16,14 @@ from relay.ledger.file import (
     LedgerContent,
     integrity_problems,
     ledger_content,
+    open_readonly,
     open_snapshot,
 )
-from relay.ledger.ledger import SKIPPED
+from relay.ledger.ledger import LEDGER_ONLY_TABLES, SKIPPED
 from relay.ledger.schema import schema_sql
 
 WHAT = "ledger"
+STORED = {"INTEGER": "integer", "REAL": "real", "TEXT": "text"}  # as ``typeof`` names them
 RESTORE = "restore a backup with `relay ledger restore FILE`; the next start replays the rest"
 # Invalid states of a row -> the rows in it; the relay's own transactions never leave one.
 _RULES = {
@@ -90,6 +92,38 @@ def check(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
         for rule, query in _RULES.items():
             if row := db.execute(query + " LIMIT 1").fetchone():
                 yield Finding(WHAT, row[0], f"{row[0]} is {rule}", RESTORE)
+        yield from wrong_values(db)
+
+
+def wrong_values(db: sqlite3.Connection) -> Iterator[Finding]:
+    """Find a value in each table that is not of its column's type: SQLite keeps what was set by
+    hand, and no code expects it. Errors: LedgerError."""
+    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    for (table,) in tables:
+        columns = db.execute(f'PRAGMA table_info("{table}")').fetchall()
+        cases = " ".join(
+            f"WHEN typeof({name}) NOT IN ('{STORED[kind]}', 'null') "
+            f"THEN '{name} is ' || quote({name}) || ', expected {kind}'"
+            for _, name, kind, *_ in columns
+            if kind in STORED
+        )
+        keys = [name for _, name, _, _, _, is_key in columns if is_key or name == "message_id"]
+        row = " || ' and ' || ".join(f"'{name} = ' || quote({name})" for name in keys)
+        if not cases or not row:
+            continue
+        wrong = f'SELECT CASE {cases} END AS wrong, {row} FROM "{table}" WHERE wrong NOTNULL'
+        for what, where in db.execute(wrong + " LIMIT 1"):
+            advice = "stop the relay, and set it right with sqlite3"
+            advice += "" if table in LEDGER_ONLY_TABLES else "; or make all again, " + REBUILD
+            yield Finding(WHAT, where, f"{what}, in the row of {table} where {where}", advice)
+
+
+def reason_of_error(path: str) -> LedgerError | None:
+    """The value in a ledger that an error of Python comes from; None if it has another reason."""
+    with contextlib.suppress(LedgerError), contextlib.closing(open_readonly(path)) as db:
+        for finding in wrong_values(db):
+            return LedgerError(f"{path}: {finding.text}", hint=finding.advice)
+    return None
 
 
 def _check_skipped(db: sqlite3.Connection) -> Iterator[Finding]:

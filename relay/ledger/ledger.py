@@ -26,6 +26,13 @@ from relay.ledger.deliveries import DeliveryTable, OfferTable
 from relay.ledger.schema import set_up
 
 Fact = TypeVar("Fact")
+LEDGER_ONLY_TABLES = (  # which a rebuild takes from the ledger before: no journal has them
+    "orchestrator_state",
+    "agents",
+    "processes",
+    "pending_operations",
+    "security_events",
+)
 SKIPPED = "skipped_facts"  # key of their count in orchestrator_state
 REBUILT = "rebuilt_at"  # key of when the rows were made again from a journal
 SHOWN_CHARS = 500  # of a fact that is skipped

@@ -236,6 +236,11 @@ def told(path: str) -> list[str]:
             "processed_at = 1",
             "{0} > bob is held without a time of its next",
         ),
+        (
+            "UPDATE deliveries SET due_at = x'00'",
+            "due_at is X'00', expected INTEGER, in the row of deliveries where message_id = '{0}'",
+        ),
+        ("UPDATE messages SET last_error = x'00'", "last_error is X'00', expected TEXT"),
         ("DROP TRIGGER audit_log_keeps_rows", "its schema lacks trigger audit_log_keeps_rows"),
         ("PRAGMA user_version = 99", "its schema is 99, this agent-relay supports"),
     ],

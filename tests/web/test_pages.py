@@ -45,6 +45,15 @@ def test_messages_are_found_as_by_relay_list(box: Box, client: TestClient) -> No
     assert "the build is green" in page and "deploy to staging" not in page
 
 
+@pytest.mark.damages
+def test_a_value_of_another_type_in_the_ledger_is_named(box: Box, client: TestClient) -> None:
+    box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?")
+    box.sql("UPDATE deliveries SET due_at = 'soon'")
+    answer = client.get("/search", params={"q": "is:open"})
+    assert "due_at is 'soon', expected INTEGER" in text_of(answer.text)
+    assert answer.status_code == 503
+
+
 def test_commands_name_a_home_that_they_would_not_find(box: Box, client: TestClient) -> None:
     asked = box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?").partition("-")[2]
     page = html.unescape(client.get("/").text)
