@@ -42,6 +42,8 @@ from relay.views.trace import (
     trace_message,
 )
 
+MOST_RECIPIENTS = 20  # a line each; the text follows them
+
 _ANSWER = re.compile(r"\(answer (\S+)\)")
 
 
@@ -90,7 +92,10 @@ def _echo(facts: dict[str, Any]) -> None:
     _echo_line(f"{facts['kind']} from {facts['from']} to {facts['to']}{at}")
     for name, value in facts["headers"].items():
         _echo_line(f"{name.lower()} {value}")
-    lines = facts["recipients"].values() if len(facts["recipients"]) > 1 else [facts["outcome"]]
+    lines = [*facts["recipients"].values()] if len(facts["recipients"]) > 1 else [facts["outcome"]]
+    if (left := len(lines) - MOST_RECIPIENTS) > 0:
+        more = name_home(f"and {left:,} more: `relay trace {facts['id']}`")
+        lines = [facts["outcome"], *lines[:MOST_RECIPIENTS], more]
     for text in lines:
         click.echo(colour_by_word(sanitize(text) or ""))
     for each in facts["attached"]:

@@ -90,6 +90,19 @@ def test_a_file_whose_move_is_not_in_the_ledger_yet_is_found(box: Box) -> None:
         assert find_file(str(box.root), sent).path == moved
 
 
+@pytest.mark.box("alice", *(f"a{number:02}" for number in range(21)))
+def test_of_many_recipients_some_are_named_above_the_text(box: Box) -> None:
+    sent = box.send("alice", "TO: *\n\nthe build is green")
+    above, text = shown(box.root, sent).split("\n\n")
+    lines = above.splitlines()[2:]
+    assert lines[:2] == ["0 of 22 read", "delivered to a00, not read yet"]
+    assert lines[-2:] == [
+        "delivered to a19, not read yet",
+        f"and 2 more: `relay --home {box.root} trace {sent}`",
+    ]
+    assert (len(lines), text) == (22, "| the build is green\n")
+
+
 @pytest.mark.home("inbox", "outbox", "bob")
 def test_agents_named_like_folders(running: Relay, home: Path) -> None:
     for sender in ("inbox", "outbox"):
