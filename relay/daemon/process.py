@@ -404,6 +404,8 @@ def main() -> int:
     parser.add_argument("--home", required=True)
     parser.add_argument("--ready-fd", type=int)
     arguments = parser.parse_args()
+    root = os.path.abspath(arguments.home)
+    os.chdir("/")  # the directory of whoever started it may be removed, or unmounted
 
     is_reported = False
 
@@ -420,11 +422,11 @@ def main() -> int:
             os.close(arguments.ready_fd)
 
     try:
-        run_daemon(arguments.home, log_path=os.path.join(arguments.home, LOG), ready=ready)
+        run_daemon(root, log_path=os.path.join(root, LOG), ready=ready)
     except Exception as error:
         exc = error
         if isinstance(error, OF_WRONG_TYPES):
-            exc = reason_of_error(os.path.join(arguments.home, LEDGER)) or error
+            exc = reason_of_error(os.path.join(root, LEDGER)) or error
         hint = remedy(exc)
         if hint is None:
             raise

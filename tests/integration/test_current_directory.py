@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.reach import bell
-from tests.procs import environment, project_of, relay, until
+from tests.procs import environment, project_of, relay, status_of, until
 from tests.reach.bells import cli
 
 RELAY = Path(sys.executable).with_name("relay")
@@ -25,6 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_relay_starts(home: Path) -> None:
     assert relay("up", home=home).stderr == ""
+    assert os.readlink(f"/proc/{status_of(home)['pid']}/cwd") == "/"  # it may be removed
     assert relay("down", home=home).returncode == 0
 
 
