@@ -14,7 +14,7 @@ import pytest
 
 from relay.base.home import Home, lock_holder
 from relay.daemon import process
-from tests.procs import Relay, environment, inbox_of, relay, status_of, until
+from tests.procs import PROJECT, Relay, environment, inbox_of, relay, status_of, until
 
 INTERRUPTED_IMPORT = """
 import sys
@@ -67,11 +67,16 @@ def test_an_interrupted_start_says_that_it_goes_on(home: Path) -> None:
 
 
 def test_a_start_that_fails_at_once_names_the_file_that_says_why(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "msgspec.py").write_text("raise ImportError('no such library')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = relay("up", home=home)
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError('no such library')")
+    done = subprocess.run(
+        [sys.executable, "-m", "relay", "--home", home, "up"],
+        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     said = "the relay exited before it was ready: ImportError: no such library; see logs/relay.err"
     assert said in done.stderr
