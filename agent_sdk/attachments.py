@@ -164,7 +164,8 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        exc.filename = exc.filename or path or None
+        if path and exc.filename is None:
+            exc.filename = path
         raise
 
 

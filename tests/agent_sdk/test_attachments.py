@@ -166,6 +166,8 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
             alice.attach(source)
     with pytest.raises(IsADirectoryError):
         alice.attach(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError, match="directory: ''"):
+        alice.attach("")
     assert stored(relay) == []
 
 
