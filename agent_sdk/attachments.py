@@ -151,6 +151,10 @@ class Attachments:
                 return
         except FileNotFoundError:
             pass
+        disk = os.fstatvfs(folder)
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
+            # Before the disk is filled, at each try anew: the relay writes to it, too.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temp = f".{digest[:16]}.{os.urandom(4).hex()}.tmp"
         with cleanup_on_error(temp, folder):
             if _copy(stream, size, temp, folder) != digest:

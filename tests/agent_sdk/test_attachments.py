@@ -7,6 +7,7 @@ import hashlib
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,24 @@ def test_one_that_is_too_large_is_refused_before_it_is_read(
         alice.attach(bytes((2 << 20) + 1))
     assert stored(relay) == []
     assert alice.attach(bytes(2 << 20))
+
+
+def test_what_a_disk_has_no_room_for_does_not_fill_it(
+    relay: HandRelay, alice: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay writes to the same disk, and would wait meanwhile."""
+    slept, made = pauses(monkeypatch), []
+    free = [len(DATA) - 1, len(DATA) - 1, len(DATA)]
+
+    def room(_: int) -> SimpleNamespace:
+        return SimpleNamespace(f_blocks=9, f_frsize=1, f_bavail=free.pop(0))
+
+    monkeypatch.setattr(os, "fstatvfs", room)
+    monkeypatch.setattr(fsio, "fault", lambda operation, name: made.append(operation))
+    with says_the_disk_is_full():
+        alice.attach(DATA)
+    assert slept == [0.1, 0.2]
+    assert made.count("create") == 1
 
 
 def test_a_full_disk_is_named(
