@@ -8,7 +8,7 @@ that a crash sends none twice. See docs/states.md, "An answer that is owed".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -165,6 +165,7 @@ class Notifier(Part):
 
 BATCH = 256  # answers in one turn
 MOST_QUOTED = 4096  # bytes of the message that a reminder repeats
+MOST_ALIKE = 3  # agents with a line each, of whom the same is said
 MOST_NAMED = 40  # characters of it that a line to its sender has
 CHECK_NS = 5 * NS_PER_S  # between two checks for processes that ended
 BEGUN = {"received": "acknowledged it as received", "in_progress": "began it"}
@@ -261,7 +262,7 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
     subject = subject_of(message)
     if waits_ms := permission_ms((message.metadata or {}).get(f"h.{PERMISSION}")):
         return _end_of_request(group, subject, subject.at_ns // NS_PER_MS + waits_ms, now_ns)
-    lines: list[str] = []
+    lines: list[tuple[str, str]] = []  # name, and what is said of it
     messages: list[SystemMessage] = []
     reminders: list[Reminder] = []
     for overdue in group:
@@ -271,12 +272,13 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         if absence or overdue.is_exhausted:
             due_ms, count = 0, owed.reminders
             why = _gone_text(name, absence) or f"it was reminded {times(owed.reminders)}"
-            lines.append(f"{unanswered}; its answer is no longer awaited: {why}")
+            said = f"{unanswered}; its answer is no longer awaited: {why}"
         else:
             key, text = f"reminder {count} {owed.since}", _reminder(message, owed, now_ns)
             messages.append(system_message(subject, name, Kind.REMINDER, text, key, count))
             last = "" if count < MAX_REMINDERS else ", the last one"
-            lines.append(f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}")
+            said = f"{unanswered}; it is reminded, {count} of {MAX_REMINDERS}{last}"
+        lines.append((name, said.removeprefix(name)))
         reminders.append(Reminder(message.id, subject.message_id, name, count, due_ms))
     if message.sender in directory.agents:
         rounds = [
@@ -284,11 +286,24 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
             for overdue in group
         ]
         count = max(overdue.obligation.reminders for overdue in group) + 1
-        text, key = "\n".join(lines), f"overdue {rounds}"
+        text, key = "\n".join(_joined(lines)), f"overdue {rounds}"
         messages.append(
             system_message(subject, message.sender, Kind.NOTIFICATION, text, key, count)
         )
     return Plan(subject, messages=tuple(messages), reminders=tuple(reminders))
+
+
+def _joined(lines: list[tuple[str, str]]) -> Iterator[str]:
+    """A line for each agent; one for all of whom the same is said, if they are many."""
+    alike: dict[str, list[str]] = {}
+    for name, said in lines:
+        alike.setdefault(said, []).append(name)
+    for name, said in lines:
+        names = alike[said]
+        if len(names) <= MOST_ALIKE:
+            yield name + said
+        elif name == names[0]:
+            yield f"each of {len(names)} agents{said}: {', '.join(names)}"
 
 
 def _end_of_request(

@@ -72,6 +72,20 @@ def test_a_reminder_quotes_the_command_and_says_how_to_answer(box: Box) -> None:
     assert duty(box, sent) == ("open", 1, None)
 
 
+@pytest.mark.box("alice", "bob", "carol", "dave", "eve", "frank")
+def test_what_is_said_alike_of_many_is_one_line(box: Box) -> None:
+    """Of a question to all, the sender had a line for each agent: thousands in a large home."""
+    sent = box.send("alice", "TO: *\nKIND: query\n\nwho is there?")
+    box.take("carol", sent)
+    box.after(61)
+    asked = 'has not answered the query sent 61 s ago ("who is there?"): it has'
+    assert told(box, "alice")[0].split("\n") == [
+        f"each of 5 agents {asked} not read it; it is reminded, 1 of 2: "
+        "bob, dave, eve, frank, operator",
+        f"carol {asked} read it; it is reminded, 1 of 2",
+    ]
+
+
 def test_who_answers_the_reminder_is_given_what_to_answer(box: Box) -> None:
     box.send("alice", COMMAND)
     box.after(HALF_AN_HOUR + 1)
