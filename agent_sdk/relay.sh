@@ -28,6 +28,13 @@
 #
 # shellcheck disable=SC2015,SC2030,SC2031,SC3013,SC3067  # … or misuse, which ends; so do variables
 
+# Aliases such as mv='mv -iv' are not meant for these functions; at the end they count again.
+# shellcheck disable=SC3010,SC3044,SC3062
+case ${ZSH_VERSION:+zsh}${BASH_VERSION:+bash} in
+zsh) ! [[ -o aliases ]] || { unsetopt aliases && _relay_aliases='setopt aliases'; } ;;
+bash) ! shopt -q expand_aliases || { shopt -u expand_aliases && _relay_aliases='shopt -s expand_aliases'; } ;;
+esac
+
 relay_send() (
     _relay_begin
     header='' kind=message names='' wait=''
@@ -157,8 +164,16 @@ relay_body() (
 # -- what the functions above are made of; they run in their subshells ------------------------
 
 _relay_settle() {
-    [ -z "${ZSH_VERSION-}" ] || emulate sh
+    # What is in $(…) is parsed when it runs.
+    # shellcheck disable=SC3044
+    case ${ZSH_VERSION:+zsh}${BASH_VERSION:+bash} in
+    zsh) emulate sh && unsetopt aliases ;;
+    bash) shopt -u expand_aliases failglob nocaseglob nocasematch ;;
+    esac
     set +e +f +u +x +C # the caller's habits are not these functions'
+    unset -f cd chpwd 2>/dev/null # they may print
+    # shellcheck disable=SC2034
+    chpwd_functions='' # of zsh
     export LC_ALL=C    # bytes, and names in byte order
     newline='
 '
@@ -526,3 +541,5 @@ if [ "${ZSH_VERSION-}${0##*/}" = relay.sh ]; then # run, not sourced
     "$_relay_command" "$@"
     exit
 fi
+eval "${_relay_aliases-}"
+unset _relay_aliases

@@ -326,6 +326,20 @@ def test_the_callers_settings_stay_and_do_no_harm(sh: Shell) -> None:
     assert (int(lines[2], 8), lines[3]) == (0o022, "bye")
 
 
+@pytest.mark.parametrize("sh", ["bash", "zsh"], indirect=True)
+def test_aliases_and_a_cd_that_prints_stay_and_do_no_harm(sh: Shell) -> None:
+    sh.relay.deliver("sh-1", "hi")
+    said = sh.ok(
+        '[ -n "${ZSH_VERSION-}" ] || shopt -s expand_aliases failglob\n'
+        "for word in cat date grep ls mkdir mv rm sed tr; do alias $word='echo the alias'; done\n"
+        'cd() { builtin cd "$@" && pwd; }; chpwd() { pwd; }\n'
+        ". $RELAY_SH\nrelay_send bob hello >sent; relay_recv | relay_body\n"
+        "relay_recv || eval 'mv it'"
+    )
+    assert said == "hithe alias it\n"
+    assert parse(sh.sent((sh.folder / "sent").read_text())).body == b"hello"
+
+
 @IN_ONE
 def test_where_there_is_no_home_yet_the_message_waits(sh: Shell) -> None:
     done = sh.run("cd /; relay_send bob hi", AGENT_RELAY_DIR="", HOME=str(sh.folder / "me"))
