@@ -152,8 +152,8 @@ def status(ctx: click.Context, vendor: tuple[str, ...], home: str | None, as_jso
 def relay_command() -> list[str]:
     """The words that start this program, with an absolute path where `relay` is not enough.
 
-    `relay` is enough where PATH has this very program, and not in a virtual environment, whose
-    directory an agent CLI started elsewhere would not have in its PATH.
+    `relay` is enough where PATH has this very program, and not in an environment of venv or conda,
+    whose directory an agent CLI started elsewhere would not have in its PATH.
     """
     in_path, this = shutil.which("relay"), sys.argv[0]
     if os.path.basename(this) != "relay" or not os.access(this, os.X_OK):
@@ -162,8 +162,9 @@ def relay_command() -> list[str]:
         raise RelayError(
             "the program `relay` was not found", hint="install it, so that it is in your PATH"
         )
-    is_venv = sys.prefix != sys.base_prefix and this.startswith(os.path.join(sys.prefix, ""))
-    if in_path and not is_venv and os.path.samefile(in_path, this):
+    is_activated = sys.prefix != sys.base_prefix or os.path.isdir(f"{sys.prefix}/conda-meta")
+    is_inside = is_activated and this.startswith(os.path.join(sys.prefix, ""))
+    if in_path and not is_inside and os.path.samefile(in_path, this):
         return ["relay"]
     return [os.path.abspath(this)]
 

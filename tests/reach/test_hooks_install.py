@@ -387,25 +387,33 @@ def test_however_relay_ends_no_hook_decides_by_that(
 
 
 @pytest.mark.parametrize(
-    ("is_venv", "in_path", "words"),
+    ("environment", "in_path", "words"),
     [
-        (False, "bin", ["relay"]),
-        (True, "bin", ["BIN/relay"]),  # a virtual environment: not in every PATH
-        (False, "other", ["BIN/relay"]),  # another program
-        (False, "", ["BIN/relay"]),
+        ("", "bin", ["relay"]),
+        ("pyvenv.cfg", "bin", ["BIN/relay"]),  # a virtual environment: not in every PATH
+        ("conda-meta", "bin", ["BIN/relay"]),
+        ("", "other", ["BIN/relay"]),  # another program
+        ("", "", ["BIN/relay"]),
     ],
 )
 def test_the_command_is_relay_where_that_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_venv: bool, in_path: str, words: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str,
+    in_path: str,
+    words: list[str],
 ) -> None:
     monkeypatch.undo()
     for name in ("bin", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "relay").write_text("#!/bin/sh\n")
         (tmp_path / name / "relay").chmod(0o755)
+    (tmp_path / environment).mkdir(exist_ok=True)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin/relay")])
     monkeypatch.setenv("PATH", str(tmp_path / in_path) if in_path else "/nowhere")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path) if is_venv else "/usr")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    is_base = environment != "pyvenv.cfg"  # one of conda is whole
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path) if is_base else "/usr")
     assert [hooks.relay_command()[0].replace(str(tmp_path / "bin"), "BIN")] == words
 
 
