@@ -51,6 +51,18 @@ _RULES = {
         "SELECT message_id || ' > ' || recipient FROM deliveries WHERE obligation NOT IN "
         "('open', 'answered', 'given_up')"
     ),
+    "not 64 hex digits": (
+        "SELECT 'the key of ' || name FROM agents "
+        "WHERE length(public_key) <> 64 OR public_key GLOB '*[^0-9a-fA-F]*'"
+    ),
+    "not an inode and a time": (
+        "SELECT 'the mailbox of ' || name FROM agents "
+        "WHERE mailbox NOT GLOB '[0-9]*:[0-9]*' OR mailbox GLOB '*[^0-9:]*'"
+    ),
+    "not a number": (
+        "SELECT key || ' of orchestrator_state' FROM orchestrator_state "
+        f"WHERE key IN ('journal', 'epoch', '{SKIPPED}') AND value GLOB '*[^0-9]*'"
+    ),
 }
 
 
@@ -89,15 +101,20 @@ def check(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
         yield Finding(WHAT, path, f"its schema lacks {', '.join(lacks)}, removed by hand", RESTORE)
     elif not is_damaged:
         yield from _check_skipped(db)
-        for rule, query in _RULES.items():
-            if row := db.execute(query + " LIMIT 1").fetchone():
-                yield Finding(WHAT, row[0], f"{row[0]} is {rule}", RESTORE)
-        yield from wrong_values(db)
+        yield from wrong_rows(db)
 
 
-def wrong_values(db: sqlite3.Connection) -> Iterator[Finding]:
+def wrong_rows(db: sqlite3.Connection) -> Iterator[Finding]:
+    """Find rows that no relay writes, one of each kind. Errors: LedgerError."""
+    yield from _wrong_values(db)
+    for rule, query in _RULES.items():
+        if row := db.execute(query + " LIMIT 1").fetchone():
+            yield Finding(WHAT, row[0], f"{row[0]} is {rule}", RESTORE)
+
+
+def _wrong_values(db: sqlite3.Connection) -> Iterator[Finding]:
     """Find a value in each table that is not of its column's type: SQLite keeps what was set by
-    hand, and no code expects it. Errors: LedgerError."""
+    hand, and no code expects it."""
     tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     for (table,) in tables:
         columns = db.execute(f'PRAGMA table_info("{table}")').fetchall()
@@ -119,9 +136,9 @@ def wrong_values(db: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def reason_of_error(path: str) -> LedgerError | None:
-    """The value in a ledger that an error of Python comes from; None if it has another reason."""
+    """The row in a ledger that an error of Python comes from; None if it has another reason."""
     with contextlib.suppress(LedgerError), contextlib.closing(open_readonly(path)) as db:
-        for finding in wrong_values(db):
+        for finding in wrong_rows(db):
             return LedgerError(f"{path}: {finding.text}", hint=finding.advice)
     return None
 

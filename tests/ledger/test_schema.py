@@ -241,6 +241,18 @@ def told(path: str) -> list[str]:
             "due_at is X'00', expected INTEGER, in the row of deliveries where message_id = '{0}'",
         ),
         ("UPDATE messages SET last_error = x'00'", "last_error is X'00', expected TEXT"),
+        (
+            "INSERT INTO agents (name, registered_at, public_key) VALUES ('bob', 1, 'soon')",
+            "the key of bob is not 64 hex digits",
+        ),
+        (
+            "INSERT INTO agents (name, registered_at, mailbox) VALUES ('bob', 1, '7:soon')",
+            "the mailbox of bob is not an inode and a time",
+        ),
+        (
+            "INSERT INTO orchestrator_state VALUES ('epoch', 'soon', 1)",
+            "epoch of orchestrator_state is not a number",
+        ),
         ("DROP TRIGGER audit_log_keeps_rows", "its schema lacks trigger audit_log_keeps_rows"),
         ("PRAGMA user_version = 99", "its schema is 99, this agent-relay supports"),
     ],
