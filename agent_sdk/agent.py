@@ -418,8 +418,9 @@ class Agent:
         """Add bytes, or the file at a path, to the attachment store. Returns ``sha256:…``.
 
         It is a string that also has the ``name`` of the file, which is sent with it. Durable on
-        return; existing content is not written again. A full disk is waited for.
-        Errors: RelayError for what is not a regular file, or changes meanwhile; OSError.
+        return; existing content is not written again. Of a file that grows, what is there is taken.
+        A full disk is waited for. Errors: RelayError for what is not a regular file, is above
+        ``limits.max_attachment_mib``, or is written anew meanwhile; OSError.
         """
         return self._attachments.add(source)
 

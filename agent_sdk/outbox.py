@@ -17,6 +17,8 @@ from relay.base.clock import Clock
 from relay.base.errors import MessageError, RelayError
 from relay.base.home import KEY, PENDING, Dirs, Home
 from relay.base.message import (
+    MAX_HEADER_BYTES,
+    MAX_HEADER_LINES,
     RELAY_HEADERS,
     SENT_KINDS,
     SIGNATURE_PREFIX,
@@ -24,6 +26,7 @@ from relay.base.message import (
     MessageFile,
     parse,
     render,
+    split,
 )
 from relay.base.names import (
     ATTACHMENT_NAMES,
@@ -36,6 +39,7 @@ from relay.base.names import (
 
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.05
+FEW_ATTACHMENTS = 10  # more take a good part of the header
 
 
 class SendOptions(TypedDict, total=False):
@@ -160,6 +164,12 @@ class Outbox:
             data = render(message)
         except UnicodeEncodeError as exc:
             raise MessageError(f"a header value is not valid UTF-8: {exc.reason}") from exc
+        number, head = len(message.attachments), split(data)[0]
+        is_long = len(head) > MAX_HEADER_BYTES or len(head.splitlines()) > MAX_HEADER_LINES
+        if is_long and number > FEW_ATTACHMENTS:
+            text = f"{number} attachments are more than its header holds"
+            advice = "send several messages, or one archive of the files"
+            raise MessageError(f"{text}: {advice}", header="ATTACHMENT")
         try:
             parse(data, max_body_bytes=self._max_body_bytes)
         except MessageError as exc:  # no line number: the caller passed values

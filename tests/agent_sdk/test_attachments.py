@@ -17,6 +17,7 @@ from relay.base import fsio
 from relay.base.errors import IntegrityError, NotFound
 from relay.base.home import Home
 from relay.base.message import MessageFile, parse
+from relay.base.names import Attachment
 from tests.agent_sdk.support import HandRelay, fail_at, pauses, says_the_disk_is_full
 
 DATA = bytes(range(256)) * 9000  # 2.2 MiB: more than one piece
@@ -207,6 +208,15 @@ def test_a_file_keeps_its_name_and_bytes_have_none(
     assert "ATTACHMENT-NAMES" not in sent_file(relay, sent).headers
     with pytest.raises(MessageError, match="its own argument"):
         alice.send("bob", "x", attachments=[plan], headers={"Attachment-Names": "other"})
+
+
+def test_more_attachments_than_a_header_holds(alice: Agent) -> None:
+    names = [Attachment(alice.attach(b"x"), f"{number}.txt") for number in range(80)]
+    for number in (80, 46):
+        said = f"{number} attachments are more than its header holds: send several messages"
+        with pytest.raises(MessageError, match=said):
+            alice.send("bob", "see there", attachments=names[:number], wait=0)
+    assert alice.send("bob", "see there", attachments=names[:40], wait=0)
 
 
 def test_saving_is_all_or_nothing(alice: Agent, relay: HandRelay, tmp_path: Path) -> None:
