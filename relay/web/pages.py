@@ -20,6 +20,7 @@ from relay.base.names import (
     options_of,
     uuid4_of,
 )
+from relay.base.text import plural
 from relay.doctor import examine
 from relay.search.query import Query, parse
 from relay.views.agents import (
@@ -48,6 +49,7 @@ from relay.web.health import audit_facts, health_facts
 
 Facts = dict[str, Any]
 LIMIT = 50  # messages on a page
+MOST_ROWS = 1_000  # of them: one for each recipient who has not read it, or owes an answer
 MOST_RECENT = 500  # that are looked at for an overview of threads
 MOST_FAILED = 500
 MOST_STEPS = 40  # of a session
@@ -75,10 +77,12 @@ class Asked(NamedTuple):
 def listed(home: Home, text: str, limit: int = LIMIT, offset: int = 0) -> Facts:
     """The messages that a text in the language of `relay list` finds."""
     found = find_rows(home, parse(text, tuple(map(str, Kind))), limit, offset)
+    left = len(found.rows) - MOST_ROWS
+    more = f"{plural(left, 'more recipient')} of these messages" if left > 0 else ""
     return {
         "q": text,
-        "rows": found.rows,
-        "note": found.note,
+        "rows": found.rows[:MOST_ROWS],
+        "note": "; ".join(filter(None, (found.note, more))),
         "offset": offset,
         "limit": limit,
         "has_more": found.has_more,

@@ -45,6 +45,17 @@ def test_messages_are_found_as_by_relay_list(box: Box, client: TestClient) -> No
     assert "the build is green" in page and "deploy to staging" not in page
 
 
+def test_of_very_many_recipients_the_first_are_shown(
+    box: Box, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message to 2,000 agents that nobody has read made a page of a megabyte."""
+    box.send("alice", "TO: *\n\nthe build is green")
+    monkeypatch.setattr(pages, "MOST_ROWS", 1)
+    found = client.get("/search.json", params={"q": "is:unread"}).json()
+    assert [row["to"] for row in found["rows"]] == ["bob"]
+    assert found["note"] == "2 more recipients of these messages"
+
+
 @pytest.mark.damages
 def test_a_value_of_another_type_in_the_ledger_is_named(box: Box, client: TestClient) -> None:
     box.send("alice", "TO: operator\nKIND: query\n\nwhich branch?")
