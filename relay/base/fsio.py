@@ -83,7 +83,7 @@ def _write_temp(path: str, temp: str, data: bytes | Iterable[bytes], dir_fd: int
         for piece in [data] if isinstance(data, bytes) else data:
             _write_all(fd, piece)
         sync_file(fd)
-    except BaseException as exc:
+    except Exception as exc:
         _remove_incomplete(temp, dir_fd)
         if isinstance(exc, OSError):
             exc.filename = exc.filename or path
