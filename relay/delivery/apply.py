@@ -89,7 +89,7 @@ class PlanApplier(Part):
     def _apply(self, plan: Plan) -> Plan:
         """Store the message and the effect of its answer, carry out its command, store replies."""
         stored: Message | None = None
-        files, held = plan.files, list[DeliveryFacts]()
+        files, changes, held = plan.files, plan.changes, list[DeliveryFacts]()
         if plan.draft is not None and plan.inbound is not None:
             inbound = plan.inbound
             answers = plan.answer.original if plan.answer is not None else None
@@ -115,8 +115,9 @@ class PlanApplier(Part):
             notices = cancelled_notices(plan.subject, given.effects.cancellation, self._store)
             own = (*_reply_of(plan.subject, given), *notices, *given.told, *own)
         files += tuple(self._store_own(own, stored))
-        ended = _numbered(plan.ended, stored) if plan.ended else ()
-        return replace(plan, files=files, ended=ended, held=tuple(held), effects=effects)
+        if held or (changes.ended and stored is not None):
+            changes = replace(changes, ended=_numbered(changes.ended, stored), held=tuple(held))
+        return replace(plan, files=files, changes=changes, effects=effects)
 
     def _hold(
         self, stored: Message, files: tuple[OutgoingFile, ...], now_ns: int

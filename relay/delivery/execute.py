@@ -201,10 +201,10 @@ class PlanExecutor(Part):
                 for recipient in file.recipients:
                     if (file.message_id, recipient) not in missed:
                         ready.append((file.number, recipient, file.attempt or 1))
-            for ended in plan.ended:
+            for ended in plan.changes.ended:
                 if not self._end(ended):
                     without_event.append(_end_of(ended))
-            for reminder in plan.reminders:
+            for reminder in plan.changes.reminders:
                 self._remind(reminder)
             if (inbound := plan.inbound) is not None and inbound.refusal is not None:
                 answer_id = plan.files[0].message_id if plan.files else ""  # its nack alone
@@ -305,7 +305,7 @@ class PlanExecutor(Part):
                 else:
                     metrics.delivery_s.observe((now - inbound.file.mtime_ns) / NS_PER_S)
             metrics.acked += plan.answer is not None
-            for ended in plan.ended:
+            for ended in plan.changes.ended:
                 metrics.bounced += ended.state is DeliveryState.BOUNCED
                 metrics.expired += ended.state is DeliveryState.EXPIRED
                 metrics.dead += ended.state is DeliveryState.DEAD

@@ -31,6 +31,7 @@ from relay.delivery.plan import subject_of, system_message
 from relay.delivery.saved_state import StateStore
 from relay.delivery.values import (
     NO_EFFECTS,
+    DeliveryChanges,
     Effects,
     Part,
     Plan,
@@ -204,7 +205,7 @@ class Reminders(Part):
     def settle(self, result: ExecutionResult) -> None:
         """Log the reminders."""
         for executed in result.executed:
-            for reminder in executed.reminders:
+            for reminder in executed.changes.reminders:
                 if reminder.due_ms and not reminder.reminders:  # a request for permission
                     continue
                 word = "Reminded {} of" if reminder.due_ms else "Gave up on {} for"
@@ -290,7 +291,9 @@ def remind(group: list[OverdueAnswer], directory: Directory, store: Engine, now_
         messages.append(
             system_message(subject, message.sender, Kind.NOTIFICATION, text, key, count)
         )
-    return Plan(subject, messages=tuple(messages), reminders=tuple(reminders))
+    return Plan(
+        subject, messages=tuple(messages), changes=DeliveryChanges(reminders=tuple(reminders))
+    )
 
 
 def _joined(lines: list[tuple[str, str]]) -> Iterator[str]:
@@ -321,7 +324,7 @@ def _end_of_request(
         )
         for overdue in group
     )
-    return Plan(subject, reminders=reminders)
+    return Plan(subject, changes=DeliveryChanges(reminders=reminders))
 
 
 def _gone_text(name: str, absence: str) -> str:

@@ -26,6 +26,7 @@ from relay.delivery.values import (
     NO_EFFECTS,
     Answer,
     Cancellation,
+    DeliveryChanges,
     Draft,
     Effects,
     Inbound,
@@ -142,8 +143,9 @@ def end_delivery(
     ended: OverdueDelivery, row: MessageRow | None, directory: Directory, store: Engine
 ) -> Plan:
     """End a delivery; its sender is told, and the system topic of a dead letter."""
+    changes = DeliveryChanges(ended=(ended,))
     if row is None:
-        return Plan(Subject(ended.relay_id), ended=(ended,))
+        return Plan(Subject(ended.relay_id), changes=changes)
     verb = "acknowledged by" if _was_delivered(ended, store) else "delivered to"
     text = f"not {verb} {ended.recipient}: {ended.reason}"
     if ended.state is DeliveryState.DEAD:
@@ -158,7 +160,7 @@ def end_delivery(
     if ended.state is DeliveryState.DEAD:
         about = f"message {row.message_id} from {row.agent_name} to {ended.recipient} is dead"
         messages += _dead_letter_notice(subject, f"{about}: {ended.reason}", key, directory, store)
-    return replace(plan, messages=messages, ended=(ended,))
+    return replace(plan, messages=messages, changes=changes)
 
 
 def cancelled_notices(
@@ -284,7 +286,8 @@ def _plan_deliveries(
             OverdueDelivery(number, message_id, name, 1, DeliveryState.BOUNCED, why)
             for name, why in absent.items()
         ]
-        plan = replace(plan, messages=(*plan.messages, *messages), ended=tuple(ended))
+        changes = DeliveryChanges(tuple(ended))
+        plan = replace(plan, messages=(*plan.messages, *messages), changes=changes)
     return replace(plan, files=files) if files else plan
 
 

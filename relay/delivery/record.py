@@ -126,7 +126,7 @@ class LedgerWriter(Part):
             inbound = plan.inbound
             if plan.answer is not None:
                 late += self._late_answer(plan, plan.answer)
-            held += plan.held
+            held += plan.changes.held
             if missed:
                 held += _held(plan, missed, now)
             if plan.effects is not NO_EFFECTS:

@@ -211,7 +211,7 @@ class RetryQueue(Part):
                         message_id=file.message_id,
                         recipients=reached,
                     )
-            for ended in plan.ended:
+            for ended in plan.changes.ended:
                 self._log(
                     f"Gave up a delivery to {ended.recipient}: {ended.reason}",
                     action="give_up",

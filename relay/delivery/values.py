@@ -255,6 +255,14 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
     due_ms: int  # when it is overdue again; 0: given up
 
 
+class DeliveryChanges(msgspec.Struct, frozen=True, gc=False):
+    """Changes of deliveries beside those that files are written for."""
+
+    ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
+    reminders: tuple[Reminder, ...] = ()
+    held: tuple[DeliveryFacts, ...] = ()  # not made yet
+
+
 class Cancellation(NamedTuple):
     """A message that is to be taken back from those that have not read it."""
 
@@ -325,9 +333,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     command: MessageFile | None = None  # for the orchestrator
     is_carried_out: bool = False  # the command was, before a crash
     messages: tuple[SystemMessage, ...] = ()
-    ended: tuple[OverdueDelivery, ...] = ()  # not reached, or not acknowledged
-    reminders: tuple[Reminder, ...] = ()
-    held: tuple[DeliveryFacts, ...] = ()  # not made yet
+    changes: DeliveryChanges = DeliveryChanges()
     effects: Effects = NO_EFFECTS
 
     @property

@@ -45,7 +45,7 @@ def test_a_group_without_its_former_members(table: Table) -> None:
     work = table.decide("TO: #team\n\nhi", agents=AGENTS - {"carol"})
     message, answer = sorted(work.files, key=lambda posting: posting.message_id != work.message_id)
     assert message.recipients == ("bob",)
-    assert [one.recipient for one in work.ended] == ["carol"]
+    assert [one.recipient for one in work.changes.ended] == ["carol"]
     assert answer.recipients == ("alice",)
     assert said(work).startswith("carol: no longer an agent, did not get")
     stored = table.store.messages.find_by_relay_id(work.message_id)
@@ -210,11 +210,11 @@ def test_what_was_accepted_goes_to_those_it_was_accepted_for(table: Table) -> No
 def test_a_way_that_is_gone_since_bounces_for_those_alone_who_have_not_got_it(table: Table) -> None:
     first = table.decide("TO: dave\n\nhi", number=7, agents=AGENTS | {"dave"})
     again = table.decide("TO: dave\n\nhi", number=7)
-    assert (again.refusal, [one.recipient for one in again.ended]) == (None, ["dave"])
+    assert (again.refusal, [one.recipient for one in again.changes.ended]) == (None, ["dave"])
     stored = table.store.messages.find_by_relay_id(first.message_id)
     assert stored
     table.store.deliveries.deliver(stored.id, ["dave"])
-    assert table.decide("TO: dave\n\nhi", number=7).ended == ()
+    assert table.decide("TO: dave\n\nhi", number=7).changes.ended == ()
 
 
 # -- answers -------------------------------------------------------------------------------

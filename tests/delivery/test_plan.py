@@ -118,7 +118,7 @@ def test_unavailable_and_inactive_agents_get_no_broadcast(talk: Table) -> None:
     made = talk.plan("TO: *\n\nhi", directory=directory)
     assert made.draft is not None and made.draft.route.recipients == ("operator",)
     made = talk.plan("TO: #team\n\nhi", directory=directory)
-    assert {one.recipient: one.reason for one in made.ended} == {"bob": "bob is retired"}
+    assert {one.recipient: one.reason for one in made.changes.ended} == {"bob": "bob is retired"}
     assert made.files[0].recipients == ("carol",)  # inactive: its mail waits
 
 
@@ -136,10 +136,10 @@ def test_a_message_beyond_max_pending_is_stored_and_held(talk: Table) -> None:
     channel = talk.store.channels.find_by_name("team")
     assert channel is not None
     talk.store.channels.configure(channel.id, max_pending=1)
-    assert talk.decide("TO: #team\n\nfirst").held == ()
+    assert talk.decide("TO: #team\n\nfirst").changes.held == ()
     second = talk.decide("TO: #team\nTTL: 5\n\nsecond")
     assert second.files == ()
-    assert [(one.recipient, one.due_at - AT_NS) for one in second.held] == [
+    assert [(one.recipient, one.due_at - AT_NS) for one in second.changes.held] == [
         ("bob", 5 * 10**9 + 1),
         ("carol", 5 * 10**9 + 1),
     ]
@@ -192,7 +192,7 @@ def test_a_delivery_that_ended_is_told(talk: Table, state: DeliveryState) -> Non
     ended = OverdueDelivery(1, sent(1), "bob", 1, state, "too late")
     store = talk.store
     made = end_delivery(ended, row_of(1), Directory(AGENTS), store)
-    assert made.ended == (ended,)
+    assert made.changes.ended == (ended,)
     nack, *published = made.messages
     assert nack.recipients == ("alice",) and b"not delivered to bob: too late" in nack.message.body
     assert [one.recipients for one in published] == [("carol",)] * (state is DeliveryState.DEAD)
@@ -214,10 +214,10 @@ def test_an_overdue_answer_is_reminded_of(talk: Table, reminders: int, is_last: 
     talk.store.state.owed[message.id] = {"bob": owed}
     overdue = [OverdueAnswer(message, "bob", owed, next_due_ms=7)]
     made = remind(overdue, Directory(AGENTS), talk.store, AT_NS)
-    (change,) = made.reminders
+    (change,) = made.changes.reminders
     assert (change.recipient, change.due_ms) == ("bob", 0 if is_last else 7)
     to = [(one.message.to, one.message.kind) for one in made.messages]
     assert to == [("bob", Kind.REMINDER)] * (not is_last) + [("alice", Kind.NOTIFICATION)]
     gone = remind(overdue, Directory(AGENTS - {"bob"}), talk.store, AT_NS)
-    assert gone.reminders[0].due_ms == 0  # given up
+    assert gone.changes.reminders[0].due_ms == 0  # given up
     assert b"no longer awaited: bob is no longer an agent" in gone.messages[0].message.body

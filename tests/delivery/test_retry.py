@@ -170,7 +170,7 @@ def test_to_one_who_is_gone_it_bounces(box: Box, held: HeldQueue) -> None:
         sent = box.send("alice", "TO: bob\n\nhi")
     box.clock.advance(60)
     plans = plans_due(box, held, {"alice", "operator"})
-    ((ended,),) = [plan.ended for plan in plans]
+    ((ended,),) = [plan.changes.ended for plan in plans]
     assert (ended.recipient, ended.state, ended.reason) == (
         "bob",
         DeliveryState.BOUNCED,
