@@ -83,7 +83,7 @@ Examples:
   relay check store/relay.acomm journal/*/segments/*.seg ledger.db
   relay check store/relay.acomm --keys public-keys"""
 )
-@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(readable=False))
 @click.option(
     "--keys",
     metavar="DIR",

@@ -52,7 +52,7 @@ Examples:
   relay dump warm/00000000000000000007.seg.zst --json | jq .logical_offset
   relay dump ledger.db --json"""
 )
-@click.argument("path", metavar="FILE", type=click.Path())
+@click.argument("path", metavar="FILE", type=click.Path(readable=False))
 @click.option("--section", type=click.Choice(jsonl.SECTIONS), help="Only this section of a store.")
 @key_option
 @click.option("--json", "as_json", is_flag=True, help="JSON lines for programs, never cut short.")

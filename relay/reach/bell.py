@@ -108,15 +108,12 @@ def _lock(fd: int) -> bool:
 # -- asyncRewake ---------------------------------------------------------------------------
 
 
-class _Woken(BaseException):
-    """The bell has signalled."""
-
-
 def rewake(root: str, session_id: str) -> int:
     """Wait as Claude's Stop hook until the bell rings; the exit status, ``WOKEN`` to wake it.
 
     The newest of a session ends the older one.
     """
+    import select
     import signal
 
     from relay.reach.rungs import rewake_file, rewake_process
@@ -124,34 +121,28 @@ def rewake(root: str, session_id: str) -> int:
     session = load_session(root, "claude", session_id)
     if session is None or not session.agent:
         return 0
-
-    def rung(*_: object) -> None:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one is enough
-        raise _Woken
-
-    def replaced(*_: object) -> None:
-        raise SystemExit(0)
-
     path, mine = rewake_file(root, session), f"{os.getpid()} {started_at(os.getpid()) or 0}"
+    # An exception of a handler is lost in a callback of Python's own, as at the end of an import.
+    came, signals = b"", os.pipe()
+    os.set_blocking(signals[1], False)
+    signal.set_wakeup_fd(signals[1])
     try:
-        signal.signal(signal.SIGTERM, replaced)
-        signal.signal(signal.SIGUSR1, rung)
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # replaced by a newer one, or rung
+            signal.signal(number, lambda *_: None)
         older = rewake_process(root, session)
         replace_file(path, mine)
         if older is not None:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(older, signal.SIGTERM)
-        while _read_line(path) == mine:
+        while not came and _read_line(path) == mine:
             found = load_session(root, "claude", session_id)
             if found is None or not found.is_live or found.is_elsewhere or not found.agent:
                 break
             start(root, found)
-            time.sleep(5)
-        return 0
-    except _Woken:
-        return _wake(root, session)
+            if select.select(signals[:1], [], [], 5)[0]:
+                came = os.read(signals[0], 64)
+        return _wake(root, session) if signal.SIGUSR1 in came else 0
     finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if _read_line(path) == mine:
             os.unlink(path)
 

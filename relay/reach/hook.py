@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 USAGE = "usage: relay hook claude|codex|gemini|agy EVENT [--home DIR] [--as NAME] [--ask S]"
-DEADLINE_S = 5.0
+DEADLINE_S, LAST_S = 5.0, 1.0  # of the work, and of what is left to do then
 MAX_STDIN = 64 << 20  # a tool's whole response may be in it
 MOST_PARSED = 1 << 20  # bytes of it that may hold anything: no signal interrupts the parser
 MOST_VALUES = 4_000_000  # in larger parts: so many are parsed in 1.2 s
@@ -62,9 +62,7 @@ MOST_STOPS = 6
 STATES = dict.fromkeys((PROMPT, ACT, TOOL, BATCH), WORKING) | {ASK: BLOCKED, END: ENDED}
 MAX_PATHS = 1 << 20  # of its stdin, which has no responses of tools
 DIALOGS = ("permission_prompt", "elicitation_dialog", "ToolPermission")  # types of notification
-MAX_ERROR = 60
-MOST_DIGITS = 9  # of a number of messages
-
+MAX_ERROR, MOST_DIGITS = 60, 9  # characters of an error, digits of a number of messages
 ENVELOPE, ENVELOPE_END = "<cross-session-message", "</cross-session-message>"
 # The session's own directory; a tool may have changed the working directory.
 PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
@@ -123,7 +121,7 @@ def main(words: list[str]) -> int:
     try:
         try:
             signal.signal(signal.SIGALRM, _late)
-            signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+            signal.setitimer(signal.ITIMER_REAL, DEADLINE_S, LAST_S)
             _run(call)
         except Exception as exc:
             _log(call, f"{type(exc).__name__}: {exc}")
@@ -140,6 +138,8 @@ def step(name: str) -> None:
 
 
 def _late(number: int, frame: FrameType | None) -> None:
+    # An exception is lost in a callback of Python's own, as at the end of an import.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     raise Late
 
 

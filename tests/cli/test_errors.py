@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import hashlib
 import os
 import shlex
@@ -317,7 +318,7 @@ def test_an_empty_home_is_no_other_home(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EACCES, "; user root lacks permission; check with `ls -ld`"),
+        (errno.EACCES, f"; user {getpass.getuser()} lacks permission; check with `ls -ld`"),
         (errno.ENOSPC, "; free some space on that disk"),
         (errno.EROFS, "; remount it, let the sandbox write there, or choose another path"),
         (errno.ENOTDIR, ""),

@@ -323,6 +323,26 @@ def test_stdin_that_never_ends_is_left_after_the_deadline(root: Path, claude: Cl
     assert "it took more than 0.4 s" in (root / "logs/hooks.log").read_text()
 
 
+def test_it_ends_also_where_an_exception_is_lost() -> None:
+    """In a callback of Python's own, as at the end of an import."""
+    code = """
+import time, weakref
+from relay.reach import hook
+class Gone: pass
+def run(call):
+    gone = Gone()
+    there = weakref.ref(gone, lambda _: (time.sleep(0.3), list(map(str, "x"))))
+    del gone
+    time.sleep(1000)
+hook.DEADLINE_S, hook.LAST_S, hook._run = 0.1, 0.5, run
+hook.main(["claude", "Stop"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0
+
+
 def test_without_a_home_nothing_happens(root: Path, start_cli: Callable[..., Cli]) -> None:
     cli = start_cli()
     folder = root.parent / "others"

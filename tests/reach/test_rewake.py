@@ -123,6 +123,35 @@ def test_three_times_a_session_is_woken_that_reads_nothing(
     assert [woken(bob) for _ in range(3)] == [WOKEN, WOKEN, 0]
 
 
+def test_a_ring_in_a_callback_of_pythons_own_wakes(bob: Cli) -> None:
+    """There an exception is lost, as at the end of an import."""
+    bob.drop()
+    code = f"""
+import os, signal, sys, weakref
+sys.path.insert(0, {PACKAGE!r})
+from relay.reach import bell
+class Gone: pass
+def start(root, session):
+    gone = Gone()
+    there = weakref.ref(gone, lambda _: (os.kill(os.getpid(), signal.SIGUSR1), list(map(str, "x"))))
+    del gone
+bell.start = start
+sys.exit(bell.main(["--home", {str(bob.root)!r}, "--rewake"]))
+"""
+    facts = json.dumps({"session_id": bob.session.session_id})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=facts,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stderr) == (
+        WOKEN,
+        "agent-relay: 1 message waits; `relay inbox --take`\n",
+    )
+
+
 def test_killed_between_the_count_and_the_exit_it_is_not_woken(bob: Cli) -> None:
     """As the installed command runs it: the wake counts, and the exit status is 0."""
     bob.hook(IDLE)
