@@ -333,7 +333,7 @@ def test_aliases_and_a_cd_that_prints_stay_and_do_no_harm(sh: Shell) -> None:
         '[ -n "${ZSH_VERSION-}" ] || shopt -s expand_aliases failglob\n'
         "for word in cat date grep ls mkdir mv rm sed tr; do alias $word='echo the alias'; done\n"
         'cd() { builtin cd "$@" && pwd; }; chpwd() { pwd; }\n'
-        ". $RELAY_SH\nrelay_send bob hello >sent; relay_recv | relay_body\n"
+        '. "$RELAY_SH"\nrelay_send bob hello >sent; relay_recv | relay_body\n'
         "relay_recv || eval 'mv it'"
     )
     assert said == "hithe alias it\n"
