@@ -66,6 +66,7 @@ def test_what_is_no_answer_and_which_of_several_decides(home: Path) -> None:
     assert (home / "agents/bob/inbox" / f"{asked}.msg").exists()
 
     assert relay("reply", "--as", "bob", asked, "main", home=home).returncode == 0
+    assert relay("wait", asked, "done", home=home).returncode == 0  # the ledger has it
     again = relay("reply", "--as", "bob", asked, "dev", home=home)
     before = "relay: bob has answered it before, completed: {}: the last answer decides\n"
     assert again.returncode == 0 and again.stderr.endswith(before.format("main"))
@@ -73,6 +74,7 @@ def test_what_is_no_answer_and_which_of_several_decides(home: Path) -> None:
     sent = send(home, "bob", "deploy", "--kind", "command")
     relay("ack", "--as", "bob", sent, "in_progress", home=home)
     relay("ack", "--as", "bob", sent, "completed", "shipped", home=home)
+    assert relay("wait", sent, "done", home=home).returncode == 0
     again = relay("nack", "--as", "bob", sent, "it broke after that", home=home)
     assert (again.returncode, again.stderr) == (0, before.format("shipped"))
     until(lambda: "failed by bob" in relay("trace", sent, home=home).stdout)
