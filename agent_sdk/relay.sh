@@ -29,6 +29,7 @@
 # shellcheck disable=SC2015,SC2030,SC2031,SC3013,SC3067  # … or misuse, which ends; so do variables
 
 # Aliases such as mv='mv -iv' are not meant for these functions; at the end they count again.
+_relay_aliases=''
 # shellcheck disable=SC3010,SC3044,SC3062
 case ${ZSH_VERSION:+zsh}${BASH_VERSION:+bash} in
 zsh) ! [[ -o aliases ]] || { unsetopt aliases && _relay_aliases='setopt aliases'; } ;;
@@ -541,5 +542,5 @@ if [ "${ZSH_VERSION-}${0##*/}" = relay.sh ]; then # run, not sourced
     "$_relay_command" "$@"
     exit
 fi
-eval "${_relay_aliases-}"
+eval "$_relay_aliases"
 unset _relay_aliases
