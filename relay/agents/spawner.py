@@ -24,7 +24,7 @@ from relay.base import process_info
 from relay.base.clock import boot_id
 from relay.base.discovery import HOME_VARIABLE, SPAWN_VARIABLE
 from relay.base.names import NAME_VARIABLE, shown
-from relay.reach.vendors import OF_A_SESSION
+from relay.reach.vendors import SESSION_VARIABLES
 
 # What to do where the system's own words say too little.
 ADVICE = {
@@ -117,7 +117,7 @@ class SystemSpawner:
     def _environment(self, spec: Spec, home: str) -> dict[str, str]:
         """The relay's own, the request's, the agent's name; ``relay`` is found in its PATH."""
         names = {NAME_VARIABLE: spec.name, HOME_VARIABLE: home, SPAWN_VARIABLE: spec.request_id}
-        own = {name: self._environ[name] for name in self._environ.keys() - OF_A_SESSION}
+        own = {name: self._environ[name] for name in self._environ.keys() - SESSION_VARIABLES}
         found = {**own, **spec.env, **names}
         path = found.get("PATH", os.defpath)
         if shutil.which("relay", path=path) is None:  # a service's PATH does not have it

@@ -180,8 +180,8 @@ class RowRefused(LedgerError):
     """No row of the ledger can hold this value; the others of its kind are not affected."""
 
 
-# What Python raises over a value of another type than its column's, which SQLite keeps.
-OF_WRONG_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+# Raised over a value in the ledger that is not of its column's type: SQLite keeps any.
+BAD_VALUE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class LedgerDamaged(LedgerError):

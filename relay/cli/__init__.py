@@ -21,11 +21,11 @@ from typing import Any
 import click
 
 from relay.base.errors import (
+    BAD_VALUE_ERRORS,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_PIPE_CLOSED,
     EXIT_USAGE,
-    OF_WRONG_TYPES,
     Interrupted,
     RelayError,
     RelayWarning,
@@ -252,7 +252,7 @@ def _invoke(ctx: click.Context) -> Any:
     """Run the command of a command line; an error that a value in the ledger causes names it."""
     try:
         return cli.invoke(ctx)
-    except OF_WRONG_TYPES as exc:
+    except BAD_VALUE_ERRORS as exc:
         from relay.base.home import LEDGER
         from relay.cli.common import USED_HOME
         from relay.ledger.check import reason_of_error

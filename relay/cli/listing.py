@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 HEADER = ("ID", "AT", "FROM", "TO", "KIND", "STATUS", "CONTENT")
 FLEXIBLE = ("STATUS", "CONTENT")  # columns that are cut to the terminal
 MOST_STATUS = 60  # columns; --wide, --json and `relay trace` have all of a long reason
-MOST_CONTENT = (
-    1_000  # characters of a line, without a terminal, too; --wide and --json have all of it
-)
+MOST_CONTENT = 1_000  # characters of a line, also without a terminal; --wide and --json have all
 LEAST = 5  # columns of a status that is cut
 NOTHING = "nothing found"
 MOST_LINES = 5  # that match, of one message

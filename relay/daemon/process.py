@@ -22,14 +22,7 @@ from relay.base import config as configuration
 from relay.base import fsio
 from relay.base.clock import NS_PER_S, Clock
 from relay.base.config import Config
-from relay.base.errors import (
-    EXIT_FAILED,
-    OF_WRONG_TYPES,
-    AlreadyRunning,
-    HomeMissing,
-    RelayError,
-    StateFault,
-)
+from relay.base.errors import EXIT_FAILED, AlreadyRunning, HomeMissing, RelayError, StateFault
 from relay.base.home import (
     FEW_DESCRIPTORS,
     LEDGER,
@@ -50,7 +43,7 @@ from relay.daemon.attention import AttentionThread
 from relay.daemon.home_backup import MANIFEST
 from relay.daemon.session import PATIENCE_S, Session
 from relay.daemon.status import SharedStatus
-from relay.ledger.check import reason_of_error
+from relay.ledger.check import naming_bad_rows
 
 # The longest time that the thread writing the store holds the interpreter before the loop runs.
 SWITCH_INTERVAL_S = 0.0005
@@ -422,11 +415,9 @@ def main() -> int:
             os.close(arguments.ready_fd)
 
     try:
-        run_daemon(root, log_path=os.path.join(root, LOG), ready=ready)
-    except Exception as error:
-        exc = error
-        if isinstance(error, OF_WRONG_TYPES):
-            exc = reason_of_error(os.path.join(root, LEDGER)) or error
+        with naming_bad_rows(os.path.join(root, LEDGER)):
+            run_daemon(root, log_path=os.path.join(root, LOG), ready=ready)
+    except Exception as exc:
         hint = remedy(exc)
         if hint is None:
             raise

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from functools import cache
 
-from relay.base.errors import LedgerDamaged, LedgerError
+from relay.base.errors import BAD_VALUE_ERRORS, LedgerDamaged, LedgerError
 from relay.base.finding import Finding, Severity
 from relay.ledger.file import (
     OLDEST_VERSION,
@@ -141,6 +141,20 @@ def reason_of_error(path: str) -> LedgerError | None:
         for finding in wrong_rows(db):
             return LedgerError(f"{path}: {finding.text}", hint=finding.advice)
     return None
+
+
+@contextlib.contextmanager
+def naming_bad_rows(path: str) -> Iterator[None]:
+    """Replace an error of Python that a row of this ledger causes by one that names the row.
+
+    Errors: LedgerError; any other error as it is.
+    """
+    try:
+        yield
+    except BAD_VALUE_ERRORS as exc:
+        if (reason := reason_of_error(path)) is None:
+            raise
+        raise reason from exc
 
 
 def _check_skipped(db: sqlite3.Connection) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from relay.base.process_info import runs, words_of
 from relay.base.text import visible
 from relay.reach.mailbox import is_there
 from relay.reach.session import Session, side_file
-from relay.reach.vendors import OF_A_SESSION
+from relay.reach.vendors import SESSION_VARIABLES
 
 TYPE_CHECKING = False  # as in typing, which would take half a megabyte
 if TYPE_CHECKING:
@@ -437,7 +437,7 @@ def _run(argv: list[str], target: RungTarget, seconds: float) -> str:
     """
     import subprocess
 
-    env = {name: os.environ[name] for name in os.environ.keys() - OF_A_SESSION}
+    env = {name: os.environ[name] for name in os.environ.keys() - SESSION_VARIABLES}
     env |= {"AGENT_RELAY_NAME": target.agent, "AGENT_RELAY_DIR": target.root}
     cwd = target.session.cwd if target.session is not None else ""
     try:

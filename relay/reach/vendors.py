@@ -33,10 +33,10 @@ ASKED = "PermissionRequest"  # the event whose hook may ask the operator
 REWAKE = (CLAUDE, "Stop")  # the one vendor and event whose hook may wake an idle session
 REWAKE_TEXT = "waits in the background for messages, and wakes the idle session for them"
 FOR_TOOL = {"PreToolUse": "Bash"}  # events whose hook runs for one tool only
-# By these a session marks what it starts. A CLI that gets those of another session, as of that in
-# which somebody typed `relay up`, does not start (CLAUDECODE), keeps no transcript, of which it is
-# known what was read (CLAUDE_CODE_CHILD_SESSION), or takes itself for a part of the other.
-OF_A_SESSION = frozenset(
+# An agent CLI sets these for the processes of a session. Another session that inherits them, as
+# from the one in which somebody typed `relay up`, does not start (CLAUDECODE), has no transcript,
+# which is what shows what it read (CLAUDE_CODE_CHILD_SESSION), or has the first one's identity.
+SESSION_VARIABLES = frozenset(
     "CLAUDECODE CLAUDE_CODE_CHILD_SESSION CLAUDE_CODE_ENTRYPOINT CLAUDE_CODE_EXECPATH "
     "CLAUDE_CODE_HOST_SESSION_ID CLAUDE_CODE_MESSAGING_SOCKET CLAUDE_CODE_MESSAGING_TOKEN "
     "CLAUDE_CODE_SESSION_ID CLAUDE_CODE_SSE_PORT CLAUDE_EFFORT CLAUDE_ENV_FILE CLAUDE_PID "

@@ -19,7 +19,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.base.errors import (
-    OF_WRONG_TYPES,
     InvalidName,
     InvalidQuery,
     MessageError,
@@ -29,7 +28,7 @@ from relay.base.errors import (
     Timeout,
 )
 from relay.base.home import LEDGER, Home, lock_holder
-from relay.ledger.check import reason_of_error
+from relay.ledger.check import naming_bad_rows
 from relay.web import render, stream
 from relay.web.actions import ACTIONS, Action
 from relay.web.door import SIGN_IN, Door, HttpRefusal
@@ -81,12 +80,8 @@ class Web:
             with Home(self.root) as home:
                 position = stream.position(home)  # before the facts: none is missed
                 name = request.path_params.get("name", "")
-                try:
+                with naming_bad_rows(home.path(LEDGER)):
                     facts = page_facts(page, Asked(home, name, request.query_params))
-                except OF_WRONG_TYPES as exc:
-                    if (reason := reason_of_error(home.path(LEDGER))) is None:
-                        raise
-                    raise reason from exc
                 if is_json:
                     return Response(render.as_json(facts), media_type="application/json")
                 said = self._said.get(request.query_params.get("said", ""))
