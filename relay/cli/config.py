@@ -287,7 +287,7 @@ def set_(
     with open_home(ctx, home) as opened:
         with opened.changing("agents", within_s=TAKEN_S):  # the home's own lock is the relay's
             before, after = _changed(opened, name, text)
-        taken, note = _have_taken(opened, after)
+        taken, note = _have_taken(opened, after, name)
     old, new = (_value_of(flatten(config), name) for config in (before, after))
     if as_json:
         echo_json({"setting": name, "old": old, "new": new, "taken": taken, "note": note})
@@ -380,8 +380,8 @@ def _value_of(values: dict[str, Any], name: str) -> Any:
     return value if setting == name else value.get(name.removeprefix(f"{setting}."))
 
 
-def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
-    """Have the running relay read config.json, and wait until it uses it.
+def _have_taken(home: Home, config: Config, name: str) -> tuple[bool | None, str]:
+    """Have the running relay read config.json, where ``name`` was set, and wait until it uses it.
 
     Returns True, or False with the reason, or None without a relay.
     """
@@ -414,7 +414,7 @@ def _have_taken(home: Home, config: Config) -> tuple[bool | None, str]:
         is_used = status.get("config") == wanted and status.get("starts", 0) >= starts
         if is_used and status.get("ready") and not error:
             trouble = status.get("admin_trouble")
-            if trouble and trouble != trouble_before:
+            if trouble and (name == "admin.listen" or trouble != trouble_before):
                 return False, f"the running relay, pid {pid}, has {trouble}"
             return True, f"the running relay, pid {pid}, uses it"
         time.sleep(POLL_S)

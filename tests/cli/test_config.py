@@ -163,9 +163,11 @@ def test_the_running_relay_takes_a_change_over(home: Path) -> None:
         assert changed(home, *AGAIN)["taken"] is True
         with socket.create_server(("127.0.0.1", 0)) as other:
             address = f"127.0.0.1:{other.getsockname()[1]}"
-            row = changed(home, "admin.listen", address, code=EXIT_STATE)
-        trouble = f"has no server on admin.listen {address}: "
-        assert row["taken"] is False and trouble in row["note"]
+            for _ in range(2):  # said again, it is as true
+                row = changed(home, "admin.listen", address, code=EXIT_STATE)
+                trouble = f"has no server on admin.listen {address}: "
+                assert row["taken"] is False and trouble in row["note"]
+            assert changed(home, *AGAIN)["taken"] is True  # of another setting it is no trouble
         row = changed(home, "store.key_file", "nowhere/key")
         assert row["taken"] is True  # nothing is encrypted
         # by hand, one that no session can start with
